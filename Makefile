@@ -25,8 +25,11 @@ INSTALL := $(PIP) install --quiet --editable
 repro: $(VENV)/.installed-base
 	@$(BIN)/lab repro $(ARGS)
 
+# With the notebooks, which a bare `pytest` leaves out.
+PYTEST := $(BIN)/python -m pytest -p nbmake --nbmake -q
+
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -x -q $(ARGS)
+	$(PYTEST) -x $(ARGS)
 
 # mypy holds the parts that are plain Python; compiled code resists it.
 TYPED := $(wildcard lab/__init__.py lab/errors.py lab/trace.py lab/cli lab/protocol)
@@ -53,7 +56,7 @@ NOTEBOOKS := $(wildcard notebooks/*.py)
 notebooks: $(VENV)/.installed-notebooks
 	$(BIN)/jupytext --sync $(NOTEBOOKS)
 	$(BIN)/jupyter nbconvert --clear-output --inplace --log-level WARN $(NOTEBOOKS:.py=.ipynb)
-	$(BIN)/python -m pytest -q --nbmake notebooks $(ARGS)
+	$(PYTEST) notebooks $(ARGS)
 
 clean:
 	rm -rf $(VENV) out build .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks *.egg-info
