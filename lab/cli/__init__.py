@@ -54,5 +54,8 @@ for _name in COMMANDS:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run `lab` with `argv` (the process's own arguments when None) and return the exit code."""
+    """Run `lab` with `argv` (the process's own arguments when None) and return the exit code.
+
+    Tests call this and not typer's CliRunner, which would see a LabError instead of its message and code.
+    """
     return run(app, argv)
