@@ -1,0 +1,40 @@
+"""Errors in a protocol, reported with the line of the user's source."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from functools import cache
+from pathlib import Path
+
+from lab.errors import LabError
+from lab.protocol.program import Site
+
+_LANGUAGE = frozenset(
+    str(Path(__file__).parent / name) for name in ("errors.py", "layout.py", "write.py", "record.py", "expr.py")
+)
+
+
+class ProtocolError(LabError):
+    """A protocol that cannot be recorded or compiled. The message begins with the line it is about."""
+
+    def __init__(self, what: str, *, value: object = None, site: Site | None = None, hint: str | None = None) -> None:
+        where = f"{site.file}:{site.line}: " if site else ""
+        shown = f"line: {site.text}" if site and site.text else None
+        super().__init__(f"{where}{what}", value=value, hint="\n  ".join(filter(None, (shown, hint))) or None)
+        self.site = site
+
+
+def user_site() -> Site:
+    """The innermost line of source outside the language itself."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename in _LANGUAGE:
+        frame = frame.f_back
+    if frame is None:
+        return Site("<unknown>", 0, "")
+    return _site(frame.f_code.co_filename, frame.f_lineno)
+
+
+@cache
+def _site(file: str, line: int) -> Site:
+    return Site(file, line, linecache.getline(file, line).strip())

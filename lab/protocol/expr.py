@@ -1,0 +1,248 @@
+"""32-bit word expressions: what a protocol computes from a register while it runs.
+
+A `Reg` holds a word that an agent loaded; arithmetic on it builds a tree that the machine evaluates, wrapping modulo
+2**32 as the hardware does. An expression that selects an address must be *bounded* (`seq % 2`), so that the compiler can
+lay out one address per value.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MASK = 0xFFFF_FFFF
+
+
+def to_signed(word: int) -> int:
+    """The two's complement reading of a 32-bit word."""
+    return word - (1 << 32) if word & 0x8000_0000 else word
+
+
+BINARY: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "%": operator.mod,
+    "//": operator.floordiv,
+    "&": operator.and_,
+    "|": operator.or_,
+    "^": operator.xor,
+    "<<": lambda a, b: a << (b & 31),
+    ">>": lambda a, b: a >> (b & 31),
+    "==": lambda a, b: int(a == b),
+    "!=": lambda a, b: int(a != b),
+    "<": lambda a, b: int(a < b),
+    ">=": lambda a, b: int(a >= b),
+    "<s": lambda a, b: int(to_signed(a) < to_signed(b)),
+    ">=s": lambda a, b: int(to_signed(a) >= to_signed(b)),
+}
+"""Word operators by symbol; operands and results are words in 0..2**32-1. `<` and `>=` are unsigned, `<s` and `>=s` signed."""
+
+
+class Expr:
+    """A word known only while the protocol runs. Arithmetic and comparison build a new expression."""
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            "a register's value is not known while the protocol is recorded; use `with b.when(expr):` instead of `if`"
+        )
+
+    def __index__(self) -> int:
+        raise TypeError(
+            "a register cannot index a Python sequence; bound it (`seq % 2`) and use it to index a region or a slot"
+        )
+
+    __hash__ = object.__hash__
+
+    def __add__(self, other: Expr | int) -> Expr:
+        return binary("+", self, other)
+
+    def __radd__(self, other: int) -> Expr:
+        return binary("+", other, self)
+
+    def __sub__(self, other: Expr | int) -> Expr:
+        return binary("-", self, other)
+
+    def __rsub__(self, other: int) -> Expr:
+        return binary("-", other, self)
+
+    def __mul__(self, other: Expr | int) -> Expr:
+        return binary("*", self, other)
+
+    __rmul__ = __mul__
+
+    def __mod__(self, other: int) -> Expr:
+        return binary("%", self, other)
+
+    def __floordiv__(self, other: int) -> Expr:
+        return binary("//", self, other)
+
+    def __and__(self, other: Expr | int) -> Expr:
+        return binary("&", self, other)
+
+    def __or__(self, other: Expr | int) -> Expr:
+        return binary("|", self, other)
+
+    def __xor__(self, other: Expr | int) -> Expr:
+        return binary("^", self, other)
+
+    def __lshift__(self, other: int) -> Expr:
+        return binary("<<", self, other)
+
+    def __rshift__(self, other: int) -> Expr:
+        return binary(">>", self, other)
+
+    def __eq__(self, other: object) -> Expr:  # type: ignore[override]
+        return binary("==", self, other)  # type: ignore[arg-type]
+
+    def __ne__(self, other: object) -> Expr:  # type: ignore[override]
+        return binary("!=", self, other)  # type: ignore[arg-type]
+
+    def __lt__(self, other: Expr | int) -> Expr:
+        return binary("<", self, other)
+
+    def __ge__(self, other: Expr | int) -> Expr:
+        return binary(">=", self, other)
+
+    def signed_lt(self, other: Expr | int) -> Expr:
+        """Signed `self < other`."""
+        return binary("<s", self, other)
+
+    def signed_ge(self, other: Expr | int) -> Expr:
+        """Signed `self >= other`."""
+        return binary(">=s", self, other)
+
+
+@dataclass(frozen=True, eq=False)
+class Const(Expr):
+    """A word known when the protocol is recorded."""
+
+    value: int
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+@dataclass(frozen=True, eq=False)
+class Reg(Expr):
+    """Register `index` of one agent; `name` is what the listing calls it. With a `bound` its word is below that."""
+
+    index: int
+    name: str
+    bound: int | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, eq=False)
+class Binary(Expr):
+    """`left op right` on words."""
+
+    op: str
+    left: Expr
+    right: Expr
+
+    def __str__(self) -> str:
+        return f"({self.left} {self.op} {self.right})"
+
+
+def word(value: Expr | int) -> Expr:
+    """`value` as an expression; an int is reduced modulo 2**32.
+
+    Raises:
+        TypeError: `value` is neither an int nor an expression.
+    """
+    if isinstance(value, Expr):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"a word is an int or a register expression, not {value!r}")
+    return Const(value & MASK)
+
+
+def binary(op: str, left: Expr | int, right: Expr | int) -> Expr:
+    """`left op right`, folded when both sides are known."""
+    a, b = word(left), word(right)
+    if isinstance(a, Const) and isinstance(b, Const):
+        return Const(BINARY[op](a.value, b.value) & MASK)
+    return Binary(op, a, b)
+
+
+def evaluate(expr: Expr, registers: dict[int, int]) -> int:
+    """The word that `expr` has when register i holds `registers[i]`."""
+    if isinstance(expr, Const):
+        return expr.value
+    if isinstance(expr, Reg):
+        return registers[expr.index]
+    assert isinstance(expr, Binary)
+    return BINARY[expr.op](evaluate(expr.left, registers), evaluate(expr.right, registers)) & MASK
+
+
+def bound_of(expr: Expr) -> int | None:
+    """The number of values that `expr` can take where its form shows it: `x % n`, `x & (2**k - 1)`, a bounded register."""
+    if isinstance(expr, Reg):
+        return expr.bound
+    if isinstance(expr, Binary) and isinstance(expr.right, Const):
+        if expr.op == "%":
+            return expr.right.value
+        if expr.op == "&" and (expr.right.value & (expr.right.value + 1)) == 0:
+            return expr.right.value + 1
+    return None
+
+
+def bounded_roots(expr: Expr) -> list[tuple[Expr, int]]:
+    """The outermost bounded sub-expressions that `expr` depends on, each with its bound.
+
+    Raises:
+        ValueError: `expr` depends on a register that nothing bounds.
+    """
+    bound = bound_of(expr)
+    if bound is not None:
+        return [(expr, bound)]
+    if isinstance(expr, Const):
+        return []
+    if isinstance(expr, Binary):
+        roots = bounded_roots(expr.left)
+        return roots + [root for root in bounded_roots(expr.right) if not any(_same(root[0], r) for r, _ in roots)]
+    raise ValueError(f"the index depends on register {expr} without a bound; write `{expr} % n`")
+
+
+def _same(a: Expr, b: Expr) -> bool:
+    if a is b or (isinstance(a, Reg) and isinstance(b, Reg) and a.index == b.index):
+        return True
+    if isinstance(a, Const) and isinstance(b, Const):
+        return a.value == b.value
+    if isinstance(a, Binary) and isinstance(b, Binary):
+        return a.op == b.op and _same(a.left, b.left) and _same(a.right, b.right)
+    return False
+
+
+def substitute(expr: Expr, root: Expr, value: int) -> Expr:
+    """`expr` with every occurrence of the sub-expression `root` replaced by `value`."""
+    if _same(expr, root):
+        return Const(value)
+    if isinstance(expr, Binary):
+        return binary(expr.op, substitute(expr.left, root, value), substitute(expr.right, root, value))
+    return expr
+
+
+def enumerate_index(*exprs: Expr) -> tuple[Expr, list[list[int]]]:
+    """A selector that takes the values 0..n-1, and for each of `exprs` the n words that it has under them.
+
+    Raises:
+        ValueError: An expression depends on a register that nothing bounds.
+    """
+    roots: list[tuple[Expr, int]] = []
+    for expr in exprs:
+        roots += [root for root in bounded_roots(expr) if not any(_same(root[0], known) for known, _ in roots)]
+    selector: Expr = Const(0)
+    for root, bound in roots:
+        selector = selector * bound + root
+    words = []
+    for expr in exprs:
+        cases = [expr]
+        for root, bound in roots:
+            cases = [substitute(case, root, value) for case in cases for value in range(bound)]
+        words.append([evaluate(case, {}) for case in cases])
+    return selector, words

@@ -1,0 +1,459 @@
+"""The `Program`: agents that run operations over named memory regions.
+
+Everything downstream (machine, race check, timing model, trace comparison) consumes this and nothing else. It is made of
+frozen dataclasses; `lab.protocol.tables` turns it into integer arrays, `Program.listing` into text. Positions in the listing
+("op 12") are the positions that verdicts name.
+
+Memory orders and scopes have the meaning of the LLVM AMDGPU memory model: an access with scope S synchronises only with
+agents inside S of *its own* rank, block or wave; two accesses synchronise when each scope includes the other agent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from lab.protocol.expr import Expr
+
+
+class Order(IntEnum):
+    """Memory order of one access."""
+
+    RELAXED = 0
+    ACQUIRE = 1
+    RELEASE = 2
+    ACQ_REL = 3
+
+    @property
+    def acquires(self) -> bool:
+        """Whether reads made with this order acquire."""
+        return bool(self & 1)
+
+    @property
+    def releases(self) -> bool:
+        """Whether writes made with this order release."""
+        return bool(self & 2)
+
+
+class Scope(IntEnum):
+    """The agents that an access or a fence orders with, from the issuing wave outwards."""
+
+    WAVE = 0
+    BLOCK = 1
+    DEVICE = 2
+    SYSTEM = 3
+
+
+class Memory(IntEnum):
+    """How a region is cached."""
+
+    UNCACHED = 0
+    CACHED = 1
+    HOST_MAPPED = 2
+    BLOCK_SHARED = 3
+
+
+class Cache(IntEnum):
+    """Cache policy of one access to cached memory."""
+
+    CACHED = 0
+    BYPASS = 1
+
+
+class Cond(IntEnum):
+    """When a wait is met, comparing the word w with the value v."""
+
+    EQ = 0
+    NE = 1
+    GE = 2
+    """Unsigned w >= v."""
+    GE_SIGNED = 3
+    GE_MOD = 4
+    """w - v, modulo 2**32, is less than 2**31: correct across the wrap."""
+    SUM_LE = 5
+    """The signed sum of the words is at most v."""
+
+    @property
+    def symbol(self) -> str:
+        """How the condition is written in a protocol."""
+        return ("==", "!=", ">=", ">=s", ">=mod", "sum<=")[self]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where in the user's source an operation was written."""
+
+    file: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Region:
+    """One named piece of memory on one rank.
+
+    Attributes:
+        id: Position in `Program.regions`.
+        name: What the protocol calls it.
+        rank: The rank whose memory it is.
+        kind: `"payload"` (elements) or `"words"` (32-bit words).
+        memory: How it is cached.
+        length: Elements or words.
+        shape: Named leading dimensions, outermost first, as (name, extent); the last extent is implied.
+        initial: What it holds before the program runs: words, the initial value; payload, ignored.
+        source: For payload that exists before the program runs, (rank, version) of its values; None: poison.
+        constant: Every element of `source` has the same value, so that index errors do not show.
+    """
+
+    id: int
+    name: str
+    rank: int
+    kind: str
+    memory: Memory
+    length: int
+    shape: tuple[tuple[str, int], ...] = ()
+    initial: int = 0
+    source: tuple[int, int] | None = None
+    constant: bool = False
+
+    def describe(self, index: int) -> str:
+        """The slot or word that holds element `index`, in the protocol's own words."""
+        if not self.shape:
+            return self.name if self.kind == "payload" else f"{self.name}[{index}]" if self.length > 1 else self.name
+        inner = self.length
+        parts = []
+        for name, extent in self.shape:
+            inner //= extent
+            parts.append(f"{name} {index // inner}")
+            index %= inner
+        return f"{self.name}[{', '.join(parts)}]"
+
+
+@dataclass(frozen=True)
+class WordRef:
+    """`count` consecutive words of `region` from `index` on."""
+
+    region: Region
+    index: Expr
+    label: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.label} of rank {self.region.rank}"
+
+
+@dataclass(frozen=True)
+class Span:
+    """Elements `[start, start + length)` of a payload region."""
+
+    region: Region
+    start: Expr
+    length: int
+    label: str
+
+    def __str__(self) -> str:
+        return f"{self.label} of rank {self.region.rank}"
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """Which elements of a span one agent handles, and in which iteration of its loop.
+
+    Thread `g` of a grid of `grid` threads takes vector `g`, `g + grid`, ... of `vector` elements each; what the vectors leave
+    over (fewer than `vector` elements) is taken one element a thread. This agent has threads `[first, first + threads)`.
+    """
+
+    first: int
+    threads: int
+    grid: int
+    vector: int = 1
+
+    def chunks(self, length: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (iteration, lo, hi): the contiguous elements of a span of `length` that this agent handles."""
+        whole = length // self.vector * self.vector
+        step, width = self.grid * self.vector, self.threads * self.vector
+        for iteration, lo in enumerate(range(self.first * self.vector, whole, step)):
+            yield iteration, lo, min(lo + width, whole)
+        iterations = max(0, -(-(whole - self.first * self.vector) // step))
+        lo, hi = whole + self.first, min(whole + self.first + self.threads, length)
+        if lo < hi:
+            yield iterations, lo, hi
+
+
+WHOLE = Mapping(0, 1 << 40, 1 << 40)
+"""One agent handles everything, in one iteration (hosts; kernels that the protocol does not describe)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Op:
+    """One operation of an agent. `site` is the user's line, `phase` the protocol's name for this part of the kernel."""
+
+    site: Site
+    phase: str = ""
+
+    def describe(self) -> str:
+        """The operation in the words of the protocol language."""
+        raise NotImplementedError
+
+
+def _at(order: Order, scope: Scope) -> str:
+    return f"({order.name.lower()}, {scope.name.lower()})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load(Op):
+    """Read a word into register `dst`."""
+
+    dst: int
+    word: WordRef
+    order: Order
+    scope: Scope
+    cache: Cache = Cache.CACHED
+
+    def describe(self) -> str:
+        return f"load {self.word} {_at(self.order, self.scope)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Store(Op):
+    """Write a word."""
+
+    word: WordRef
+    value: Expr
+    order: Order
+    scope: Scope
+    cache: Cache = Cache.CACHED
+
+    def describe(self) -> str:
+        return f"store {self.word} = {self.value} {_at(self.order, self.scope)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rmw(Op):
+    """Read-modify-write: `fn` is `add`, `sub`, `max`, `or`, `exchange` or `cas`; `dst`, when not None, gets the old value."""
+
+    fn: str
+    word: WordRef
+    value: Expr
+    expected: Expr | None
+    dst: int | None
+    order: Order
+    scope: Scope
+
+    def describe(self) -> str:
+        what = f"{self.expected} -> {self.value}" if self.fn == "cas" else str(self.value)
+        return f"{self.fn} {self.word} {what} {_at(self.order, self.scope)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait(Op):
+    """Poll until the condition holds. A `bound` makes it give up and jump to `on_timeout` (an op position)."""
+
+    word: WordRef
+    cond: Cond
+    value: Expr
+    order: Order
+    scope: Scope
+    bound: int | None = None
+    on_timeout: int | None = None
+
+    def describe(self) -> str:
+        return f"wait {self.word} {self.cond.symbol} {self.value} {_at(self.order, self.scope)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fence(Op):
+    """Order this agent's accesses; covers the issuing agent only."""
+
+    order: Order
+    scope: Scope
+
+    def describe(self) -> str:
+        return f"fence {_at(self.order, self.scope)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Barrier(Op):
+    """A block barrier where the whole block is one agent: orders the block's threads, which are already one agent here."""
+
+    def describe(self) -> str:
+        return "block barrier"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Set(Op):
+    """Compute a register."""
+
+    dst: int
+    value: Expr
+    name: str
+
+    def describe(self) -> str:
+        return f"{self.name} = {self.value}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branch(Op):
+    """Jump to op `target` when the condition is zero; `cond` None jumps always."""
+
+    cond: Expr | None
+    target: int
+
+    def describe(self) -> str:
+        return f"goto op {self.target}" + (f" unless {self.cond}" if self.cond is not None else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move(Op):
+    """`dst[i] = sum(src[i] for src in sources)` over the agent's share of the span; one source is a copy.
+
+    `stamp`, when given, is written beside every element in the same store (a packet of data and flag).
+    """
+
+    dst: Span
+    sources: tuple[Span, ...]
+    mapping: Mapping
+    cache: Cache = Cache.CACHED
+    stamp: Expr | None = None
+
+    def describe(self) -> str:
+        how = {1: "scalar"}.get(self.mapping.vector, f"vector of {self.mapping.vector}")
+        if len(self.sources) == 1:
+            text = f"copy {self.sources[0]} -> {self.dst} ({how})"
+        else:
+            text = f"reduce {' + '.join(map(str, self.sources))} -> {self.dst} ({how})"
+        return text + (f" stamped {self.stamp}" if self.stamp is not None else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitStamp(Op):
+    """Poll a span of packets until every stamp in the agent's share meets the condition."""
+
+    span: Span
+    mapping: Mapping
+    cond: Cond
+    value: Expr
+    bound: int | None = None
+    on_timeout: int | None = None
+
+    def describe(self) -> str:
+        return f"wait stamps of {self.span} {self.cond.symbol} {self.value}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fill(Op):
+    """Write new values: the input that `source` = (rank, version) names, or poison when None."""
+
+    dst: Span
+    source: tuple[int, int] | None
+    constant: bool
+    mapping: Mapping
+
+    def describe(self) -> str:
+        what = "poison" if self.source is None else f"input version {self.source[1]}"
+        return f"fill {self.dst} with {what}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expect(Op):
+    """Read a span and compare it with the sum of the inputs `due`; register `dst`, when given, gets 1 if any element differs."""
+
+    span: Span
+    due: tuple[tuple[int, int], ...]
+    constant: bool
+    mapping: Mapping
+    dst: int | None = None
+
+    def describe(self) -> str:
+        return f"expect {self.span} = sum over ranks of input version {self.due[0][1]}"
+
+
+@dataclass(frozen=True)
+class Agent:
+    """One thread of control: a block (or wave) of one launch, or a host thread.
+
+    Attributes:
+        id: Position in `Program.agents`.
+        rank: Its rank.
+        call: The launch it belongs to, counted per rank from 1; 0 for a host.
+        block: Block index; -1 for a host.
+        wave: Wave in the block; 0 when the block is one agent.
+        kind: `"block"`, `"wave"`, `"kernel"` (a producer or consumer on the stream) or `"host"`.
+        chain: Clock component; agents of one chain never run at the same time.
+        ops: Its operations.
+    """
+
+    id: int
+    rank: int
+    call: int
+    block: int
+    wave: int
+    kind: str
+    chain: int
+    ops: tuple[Op, ...]
+
+    @property
+    def name(self) -> str:
+        """How verdicts call it."""
+        if self.kind == "host":
+            return f"rank {self.rank} host"
+        if self.kind == "kernel":
+            return f"rank {self.rank} {self.ops[0].phase} kernel, call {self.call}"
+        wave = f" wave {self.wave}" if self.kind == "wave" else ""
+        return f"rank {self.rank} block {self.block}{wave}, call {self.call}"
+
+
+@dataclass(frozen=True)
+class Program:
+    """Agents over regions: one protocol at one configuration.
+
+    Attributes:
+        protocol: Name of the protocol (or `file.py:name`).
+        config: The parameters it was built with, as sorted (name, value) pairs.
+        world: Ranks.
+        itemsize: Bytes an element.
+        dtype: `"fp16"`, `"bf16"` or `"fp32"`.
+    """
+
+    protocol: str
+    config: tuple[tuple[str, object], ...]
+    world: int
+    dtype: str
+    itemsize: int
+    regions: tuple[Region, ...]
+    agents: tuple[Agent, ...]
+    chains: int
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def n_ops(self) -> int:
+        """Operations of all agents together."""
+        return sum(len(agent.ops) for agent in self.agents)
+
+    def fingerprint(self) -> str:
+        """Twelve hex digits that change whenever any operation or region does."""
+        digest = hashlib.sha256()
+        digest.update(repr((self.protocol, self.config, self.world, self.dtype)).encode())
+        for region in self.regions:
+            digest.update(repr(region).encode())
+        for agent in self.agents:
+            digest.update(f"{agent.rank},{agent.call},{agent.block},{agent.wave},{agent.kind}".encode())
+            for op in agent.ops:
+                digest.update(op.describe().encode())
+        return digest.hexdigest()[:12]
+
+    def listing(self, agent: Agent) -> str:
+        """The operations of one agent, one a line: position, user's source line, phase, operation."""
+        lines = [f"{agent.name} ({len(agent.ops)} ops)"]
+        phase = None
+        for position, op in enumerate(agent.ops):
+            if op.phase != phase:
+                phase = op.phase
+                lines.append(f"  -- {phase}")
+            lines.append(f"  {position:>4}  {op.site!s:<24} {op.describe()}")
+        return "\n".join(lines)

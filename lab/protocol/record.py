@@ -1,0 +1,253 @@
+"""Recording one agent: verbs append operations, labels become positions when the agent is finished."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from lab.protocol.errors import ProtocolError, user_site
+from lab.protocol.expr import Expr, Reg, bound_of, word
+from lab.protocol.layout import Buffer, View
+from lab.protocol.program import (
+    Branch,
+    Cache,
+    Cond,
+    Fence,
+    Load,
+    Op,
+    Order,
+    Rmw,
+    Scope,
+    Set,
+    Site,
+    Span,
+    Store,
+    Wait,
+    WordRef,
+)
+
+MAX_REGISTERS = 64
+_ASSIGNED = re.compile(r"(\w+)\s*=[^=]")
+CONDITIONS = {cond.symbol: cond for cond in Cond}
+
+
+@dataclass(eq=False)
+class Label:
+    """A position that is not known yet."""
+
+    position: int | None = None
+
+
+@dataclass
+class Recorder:
+    """Operations of one agent in the making."""
+
+    phase: str = ""
+    ops: list[tuple[type[Op], dict[str, object]]] = field(default_factory=list)
+    registers: int = 0
+    end: Label = field(default_factory=Label)
+    deferred: list[tuple[Label, Callable[[], None], str]] = field(default_factory=list)
+    returned: bool = False
+    depth: int = 0
+
+    def emit(self, kind: type[Op], **fields: object) -> None:
+        """Append an operation written at the current line of user source."""
+        site = user_site()
+        if self.returned:
+            raise ProtocolError("this operation can never run: the agent has returned before it", site=site)
+        self.ops.append((kind, {"site": site, "phase": self.phase, **fields}))
+
+    def register(self, name: str | None, bound: int | None = None) -> Reg:
+        """A fresh register, named after the variable it is assigned to when that can be read from the source."""
+        if self.registers >= MAX_REGISTERS:
+            raise ProtocolError(f"an agent has at most {MAX_REGISTERS} registers", site=user_site())
+        if name is None:
+            found = _ASSIGNED.match(user_site().text)
+            name = found.group(1) if found else f"r{self.registers}"
+        self.registers += 1
+        return Reg(self.registers - 1, name, bound)
+
+    def place(self, label: Label) -> None:
+        """Give `label` the position of the next operation."""
+        label.position = len(self.ops)
+
+    def finish(self) -> tuple[Op, ...]:
+        """Append the timeout handlers, resolve the labels, and return the operations."""
+        if self.deferred:
+            stop = Label()
+            self.emit(Branch, cond=None, target=stop)
+            while self.deferred:
+                label, handler, phase = self.deferred.pop(0)
+                self.place(label)
+                self.phase, self.returned = phase, False
+                handler()
+                if not self.returned:
+                    self.emit(Branch, cond=None, target=self.end)
+            self.place(stop)
+        built = []
+        for kind, fields in self.ops:
+            resolved = {k: v.position if isinstance(v, Label) else v for k, v in fields.items()}
+            built.append(kind(**resolved))
+        return tuple(built)
+
+
+class When:
+    """`with b.when(expr):` runs its body only when `expr` is not zero."""
+
+    def __init__(self, recorder: Recorder | None, cond: Expr) -> None:
+        self._recorder, self._cond = recorder, cond
+
+    def __enter__(self) -> None:
+        if self._recorder is None:
+            return
+        self._skip = Label()
+        self._recorder.emit(Branch, cond=self._cond, target=self._skip)
+        self._recorder.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        if self._recorder is None:
+            return
+        self._recorder.depth -= 1
+        self._recorder.returned = False
+        self._recorder.place(self._skip)
+
+
+class Verbs:
+    """What any agent can do with words. Orders and scopes are explicit where they matter and named as in HIP."""
+
+    def __init__(self, recorder: Recorder | None) -> None:
+        # None: this agent is not the one that the text addresses (a wave that is not the leader); nothing is recorded.
+        self._recorder = recorder
+
+    def _emit(self, kind: type[Op], **fields: object) -> None:
+        if self._recorder is not None:
+            self._recorder.emit(kind, **fields)
+
+    def _register(self, name: str | None, bound: int | None = None) -> Reg:
+        if self._recorder is None:
+            return Reg(0, name or "leader value", bound)
+        return self._recorder.register(name, bound)
+
+    def load(self, at: WordRef | Buffer, order: Order, scope: Scope, name: str | None = None) -> Reg:
+        """Read a word."""
+        dst = self._register(name)
+        self._emit(Load, dst=dst.index, word=word_ref(at), order=order, scope=scope)
+        return dst
+
+    def store(
+        self, at: WordRef | Buffer, value: Expr | int, order: Order, scope: Scope, cache: Cache = Cache.CACHED
+    ) -> None:
+        """Write a word."""
+        self._emit(Store, word=word_ref(at), value=word(value), order=order, scope=scope, cache=cache)
+
+    def rmw(
+        self,
+        fn: str,
+        at: WordRef | Buffer,
+        value: Expr | int,
+        order: Order,
+        scope: Scope,
+        expected: Expr | int | None = None,
+    ) -> Reg:
+        """Read-modify-write a word; returns the old value. `fn`: add, sub, max, or, exchange, cas."""
+        if fn not in RMW_FUNCTIONS:
+            raise ProtocolError(f"unknown read-modify-write; use one of {RMW_FUNCTIONS}", value=fn, site=user_site())
+        dst = self._register(None)
+        want = None if expected is None else word(expected)
+        self._emit(
+            Rmw, fn=fn, word=word_ref(at), value=word(value), expected=want, dst=dst.index, order=order, scope=scope
+        )
+        return dst
+
+    def add(self, at: WordRef | Buffer, value: Expr | int, order: Order, scope: Scope) -> Reg:
+        """Atomic add; returns the old value."""
+        return self.rmw("add", at, value, order, scope)
+
+    def cas(self, at: WordRef | Buffer, expected: Expr | int, value: Expr | int, order: Order, scope: Scope) -> Reg:
+        """Compare and swap; returns the old value."""
+        return self.rmw("cas", at, value, order, scope, expected)
+
+    def wait(
+        self,
+        at: WordRef | Buffer,
+        cond: str,
+        value: Expr | int,
+        order: Order,
+        scope: Scope,
+        bound: int | None = None,
+        on_timeout: Callable[[], None] | None = None,
+    ) -> None:
+        """Poll a word until `word cond value`; cond is one of ==, !=, >=, >=s (signed), >=mod (modulo 2**32), sum<=.
+
+        `bound` polls without success run `on_timeout`, which records what the agent does then (and usually `ret()`s).
+        """
+        if cond not in CONDITIONS:
+            raise ProtocolError(
+                f"unknown wait condition; use one of {', '.join(CONDITIONS)}", value=cond, site=user_site()
+            )
+        self._emit(
+            Wait,
+            word=word_ref(at),
+            cond=CONDITIONS[cond],
+            value=word(value),
+            order=order,
+            scope=scope,
+            bound=bound,
+            on_timeout=self._handler(on_timeout),
+        )
+
+    def _handler(self, on_timeout: Callable[[], None] | None) -> Label | None:
+        if on_timeout is None or self._recorder is None:
+            return None
+        label = Label()
+        self._recorder.deferred.append((label, on_timeout, "timeout"))
+        return label
+
+    def fence(self, order: Order, scope: Scope) -> None:
+        """Order this agent's accesses before and after; covers this agent only."""
+        self._emit(Fence, order=order, scope=scope)
+
+    def let(self, value: Expr | int, name: str | None = None) -> Reg:
+        """Compute `value` into a register; `b.let(seq % 2)` stays bounded, so it may index a region."""
+        dst = self._register(name, bound_of(word(value)))
+        self._emit(Set, dst=dst.index, value=word(value), name=dst.name)
+        return dst
+
+    def assign(self, dst: Reg, value: Expr | int) -> None:
+        """Compute `value` into the register `dst`, which a `let` made."""
+        self._emit(Set, dst=dst.index, value=word(value), name=dst.name)
+
+    def when(self, cond: Expr) -> When:
+        """`with b.when(expr):` runs the body only when `expr` is not zero."""
+        return When(self._recorder, cond)
+
+    def ret(self) -> None:
+        """Return: the agent does nothing more (its kernel still counts as done)."""
+        if self._recorder is None:
+            return
+        self._emit(Branch, cond=None, target=self._recorder.end)
+        self._recorder.returned = True
+
+
+RMW_FUNCTIONS = ("add", "sub", "max", "or", "exchange", "cas")
+
+
+def word_ref(at: WordRef | Buffer) -> WordRef:
+    """A word operand: a word of a region, or a region of one word."""
+    if isinstance(at, Buffer):
+        return at.word
+    if not isinstance(at, WordRef):
+        raise ProtocolError("this is not a word of a region (a flag, a counter)", value=at, site=user_site())
+    return at
+
+
+def span_of(at: View | Buffer) -> Span:
+    """A payload operand: a slot, a slice of one, or a whole region."""
+    if isinstance(at, Buffer):
+        return at.whole.span
+    if not isinstance(at, View):
+        raise ProtocolError("this is not a span of payload (a slot, a buffer, a slice)", value=at, site=user_site())
+    return at.span
+
+

@@ -1,0 +1,118 @@
+"""What word operations mean, for every engine: operands, wait conditions, read-modify-writes. All words are 0..2**32-1."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from lab.protocol import tables as t
+
+_MASK = np.int64(0xFFFF_FFFF)
+_HALF = np.int64(0x8000_0000)
+# Positions in tables.OPERATORS, so that a postfix opcode reads as what it does.
+_ADD, _SUB, _MUL, _MOD, _DIV, _AND, _OR, _XOR, _SHL, _SHR, _EQ, _NE, _LT, _GE, _LTS, _GES = range(16)
+assert t.OPERATORS == ("+", "-", "*", "%", "//", "&", "|", "^", "<<", ">>", "==", "!=", "<", ">=", "<s", ">=s")
+EQ, NE, GE, GE_SIGNED, GE_MOD, SUM_LE = range(6)  # lab.protocol.program.Cond
+_STACK = 32
+
+
+@njit(inline="always")
+def signed(word):
+    """Two's complement value of a word."""
+    return word - (_MASK + 1) if word & _HALF else word
+
+
+@njit(cache=True)
+def _binary(op, a, b):
+    if op == _ADD:
+        return (a + b) & _MASK
+    if op == _SUB:
+        return (a - b) & _MASK
+    if op == _MUL:
+        return (a * b) & _MASK
+    if op == _MOD:
+        return a % b
+    if op == _DIV:
+        return a // b
+    if op == _AND:
+        return a & b
+    if op == _OR:
+        return a | b
+    if op == _XOR:
+        return a ^ b
+    if op == _SHL:
+        return (a << (b & 31)) & _MASK
+    if op == _SHR:
+        return a >> (b & 31)
+    if op == _EQ:
+        return np.int64(a == b)
+    if op == _NE:
+        return np.int64(a != b)
+    if op == _LT:
+        return np.int64(a < b)
+    if op == _GE:
+        return np.int64(a >= b)
+    if op == _LTS:
+        return np.int64(signed(a) < signed(b))
+    return np.int64(signed(a) >= signed(b))
+
+
+@njit(cache=True)
+def _postfix(postfix, at, length, registers, agent):
+    stack = np.empty(_STACK, np.int64)
+    top = 0
+    for k in range(at, at + length):
+        op = postfix[k, 0]
+        if op == t.PUSH_CONST:
+            stack[top] = postfix[k, 1]
+            top += 1
+        elif op == t.PUSH_REG:
+            stack[top] = registers[agent, postfix[k, 1]]
+            top += 1
+        else:
+            top -= 1
+            stack[top - 1] = _binary(op, stack[top - 1], stack[top])
+    return stack[0]
+
+
+@njit(inline="always")
+def operand(exprs, postfix, row, registers, agent):
+    """The word that expression `row` has for `agent`, whose registers are `registers[agent]`."""
+    mode = exprs[row, 0]
+    if mode == t.IMMEDIATE:
+        return exprs[row, 1]
+    if mode == t.REGISTER:
+        return registers[agent, exprs[row, 1]]
+    if mode == t.REGISTER_PLUS:
+        return (registers[agent, exprs[row, 1]] + exprs[row, 2]) & _MASK
+    return _postfix(postfix, exprs[row, 1], exprs[row, 2], registers, agent)
+
+
+@njit(inline="always")
+def met(cond, word, value):
+    """Whether one word meets a wait condition (all but SUM_LE)."""
+    if cond == GE:
+        return word >= value
+    if cond == EQ:
+        return word == value
+    if cond == NE:
+        return word != value
+    if cond == GE_SIGNED:
+        return signed(word) >= signed(value)
+    return ((word - value) & _MASK) < _HALF
+
+
+@njit(inline="always")
+def rmw(fn, old, value, expected):
+    """The word that a read-modify-write leaves."""
+    if fn == t.ADD:
+        return (old + value) & _MASK
+    if fn == t.SUB:
+        return (old - value) & _MASK
+    if fn == t.MAX:
+        return max(old, value)
+    if fn == t.OR:
+        return old | value
+    if fn == t.EXCHANGE:
+        return value
+    return value if old == expected else old
