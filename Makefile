@@ -59,7 +59,7 @@ notebooks: $(VENV)/.installed-notebooks
 	$(PYTEST) notebooks $(ARGS)
 
 clean:
-	rm -rf $(VENV) out build .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks *.egg-info
+	rm -rf $(VENV) .venv-ci out build .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks *.egg-info
 	find lab notebooks experiments -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # ---- the virtual environment
