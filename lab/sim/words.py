@@ -13,16 +13,16 @@ _HALF = np.int64(0x8000_0000)
 _ADD, _SUB, _MUL, _MOD, _DIV, _AND, _OR, _XOR, _SHL, _SHR, _EQ, _NE, _LT, _GE, _LTS, _GES = range(16)
 assert t.OPERATORS == ("+", "-", "*", "%", "//", "&", "|", "^", "<<", ">>", "==", "!=", "<", ">=", "<s", ">=s")
 EQ, NE, GE, GE_SIGNED, GE_MOD, SUM_LE = range(6)  # lab.protocol.program.Cond
-_STACK = 32
+STACK = 16  # deepest operand; `registers` rows carry this much room at their end
 
 
-@njit(inline="always")
+@njit(inline="always", _nrt=False)
 def signed(word):
     """Two's complement value of a word."""
     return word - (_MASK + 1) if word & _HALF else word
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _binary(op, a, b):
     if op == _ADD:
         return (a + b) & _MASK
@@ -57,10 +57,11 @@ def _binary(op, a, b):
     return np.int64(signed(a) >= signed(b))
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _postfix(postfix, at, length, registers, agent):
-    stack = np.empty(_STACK, np.int64)
-    top = 0
+    # The evaluation stack is the tail of the agent's register row: nothing is allocated in the machine's loop.
+    stack = registers[agent]
+    top = base = registers.shape[1] - STACK
     for k in range(at, at + length):
         op = postfix[k, 0]
         if op == t.PUSH_CONST:
@@ -72,10 +73,10 @@ def _postfix(postfix, at, length, registers, agent):
         else:
             top -= 1
             stack[top - 1] = _binary(op, stack[top - 1], stack[top])
-    return stack[0]
+    return stack[base]
 
 
-@njit(inline="always")
+@njit(inline="always", _nrt=False)
 def operand(exprs, postfix, row, registers, agent):
     """The word that expression `row` has for `agent`, whose registers are `registers[agent]`."""
     mode = exprs[row, 0]
@@ -88,7 +89,7 @@ def operand(exprs, postfix, row, registers, agent):
     return _postfix(postfix, exprs[row, 1], exprs[row, 2], registers, agent)
 
 
-@njit(inline="always")
+@njit(inline="always", _nrt=False)
 def met(cond, word, value):
     """Whether one word meets a wait condition (all but SUM_LE)."""
     if cond == GE:
@@ -102,7 +103,7 @@ def met(cond, word, value):
     return ((word - value) & _MASK) < _HALF
 
 
-@njit(inline="always")
+@njit(inline="always", _nrt=False)
 def rmw(fn, old, value, expected):
     """The word that a read-modify-write leaves."""
     if fn == t.ADD:

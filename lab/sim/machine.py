@@ -1,0 +1,706 @@
+"""The machine: runs a Program's tables step by step under a scheduler and a memory model.
+
+A *step* is one choice: an agent that executes its next visible operation, or (memory model `posted`) a link that delivers its
+oldest store. Register arithmetic and branches are local and cost no step. A wait is a guard: an agent whose condition is not met
+is not enabled, so no schedule is spent on polling. A bounded wait gives up only when nothing else can move, unless the run
+allows early timeouts.
+
+What limits it: on small programs, one random choice and one table row a step; on real geometry, moving the cells.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from lab.protocol import tables as t
+from lab.protocol.program import Memory, Scope
+from lab.sim import words
+
+SC, POSTED = range(2)
+MEMORY_MODELS = ("sc", "posted")
+# How a run ended.
+DONE, HANG, STEP_LIMIT, DIVERGED = range(4)
+# What picks the next step.
+RANDOM, REPLAY, RUN_ON, PCT = range(4)
+_SYSTEM = int(Scope.SYSTEM)
+_NO_MOVE, _ENABLED, _PARKED, _DRAINING, _POLLING, _FINISHED = range(6)
+_NEVER = 1 << 62
+
+
+class Static(NamedTuple):
+    """What does not change between runs of one program under one memory model."""
+
+    ops: np.ndarray
+    exprs: np.ndarray
+    postfix: np.ndarray
+    addresses: np.ndarray
+    moves: np.ndarray
+    sources: np.ndarray
+    items: np.ndarray
+    values: np.ndarray
+    agent_start: np.ndarray
+    agent_end: np.ndarray
+    agent_rank: np.ndarray
+    agent_host: np.ndarray
+    word_initial: np.ndarray
+    word_rank: np.ndarray  # -1: not reached through a link (host-mapped, block-shared)
+    cell_initial: np.ndarray
+    pending_at: np.ndarray  # first slot of State.pending of each row of moves
+    reads_at: np.ndarray  # first slot of Log.reads of each row of moves
+    link_at: np.ndarray  # first queue slot of each link
+    model: int
+    world: int
+
+
+class State(NamedTuple):
+    """Everything that a run changes; reused from run to run."""
+
+    registers: np.ndarray
+    pc: np.ndarray
+    status: np.ndarray
+    enabled: np.ndarray
+    place: np.ndarray  # position in `enabled`, -1: not there
+    word: np.ndarray
+    word_writer: np.ndarray  # step that wrote the word last, -1: initial
+    waiter: np.ndarray  # first agent parked on a word
+    next_waiter: np.ndarray
+    cell: np.ndarray
+    cell_writer: np.ndarray
+    stamp: np.ndarray
+    queue: np.ndarray  # (row of ops, address, value or stamp, agent, step)
+    queue_head: np.ndarray
+    queue_tail: np.ndarray
+    pending: np.ndarray
+    outstanding: np.ndarray  # undelivered stores by (agent, destination)
+    priority: np.ndarray
+    counts: np.ndarray  # see C_*
+
+
+C_ENABLED, C_STEPS, C_WRONG, C_WRONG_OPS, C_TIMEOUTS, C_OPS, C_POLLERS = range(7)
+
+
+class Log(NamedTuple):
+    """What a run leaves behind. Arrays of length 1 are not written (LEVEL_NONE)."""
+
+    level: int
+    choice: np.ndarray  # entity chosen at each step
+    op: np.ndarray  # row of ops executed at each step, -1: a delivery
+    seen: np.ndarray  # step whose write a word read saw, -1: initial
+    value: np.ndarray  # word read or written
+    row: np.ndarray  # word id, or row of moves
+    reads: np.ndarray  # step that wrote each cell read, by Static.reads_at
+    wrong: np.ndarray  # (row of ops, item) of wrong elements, in the order found
+
+
+LEVEL_NONE, LEVEL_CHOICES, LEVEL_FULL = range(3)
+
+
+def static(tables: t.Tables, memory: str) -> Static:
+    """Bring `tables` into the machine's form for memory model `memory` ("sc" or "posted")."""
+    regions = tables.program.regions
+    local = np.array([region.memory in (Memory.HOST_MAPPED, Memory.BLOCK_SHARED) for region in regions], bool)
+    word_rank = np.where(local[tables.word_region], -1, tables.word_rank).astype(np.int64)
+    counts = tables.moves[:, t.M_COUNT].astype(np.int64)
+    reads = counts * np.maximum(tables.moves[:, t.M_N_SOURCES], 0)
+    world = tables.program.world
+    per_link = np.zeros(world * world + 1, np.int64)
+    if memory == "posted":
+        per_link[1:] = _stores_per_link(tables, word_rank)
+    return Static(
+        tables.ops,
+        tables.exprs,
+        tables.postfix,
+        tables.addresses,
+        tables.moves,
+        tables.sources,
+        tables.items,
+        tables.values,
+        tables.agent_start,
+        tables.agent_end,
+        tables.agent_rank,
+        tables.is_host,
+        tables.word_initial,
+        word_rank,
+        tables.cell_initial,
+        np.concatenate(([0], np.cumsum(counts))),
+        np.concatenate(([0], np.cumsum(reads))),
+        np.cumsum(per_link),
+        MEMORY_MODELS.index(memory),
+        world,
+    )
+
+
+def _stores_per_link(tables: t.Tables, word_rank: np.ndarray) -> np.ndarray:
+    """An upper bound of the stores that can be queued on each link (source * world + destination)."""
+    world = tables.program.world
+    counts = np.zeros((world, world), np.int64)
+    for op in tables.ops:
+        source = tables.agent_rank[op[t.AGENT]]
+        if op[t.KIND] == t.STORE:
+            first = op[t.ADDR] if op[t.SELECT] < 0 else tables.addresses[op[t.ADDR]]
+            counts[source, word_rank[first]] += 1
+        elif op[t.KIND] == t.MOVE:
+            counts[source, tables.moves[op[t.ADDR], t.M_RANK]] += 1
+    np.fill_diagonal(counts, 0)
+    return counts.ravel()
+
+
+def new_state(s: Static, registers: int) -> State:
+    """Allocate the state of a run."""
+    agents, links = len(s.agent_start), s.world * s.world
+    entities = 2 * agents + links
+    queue = int(s.link_at[-1]) + 1
+    pending = int(s.pending_at[-1]) + 1 if s.model == POSTED else 1
+    stamps = len(s.cell_initial) if np.any(s.ops[:, t.STAMP] >= 0) else 1
+    return State(
+        registers=np.zeros((agents, registers + words.STACK), np.int64),
+        pc=np.zeros(agents, np.int32),
+        status=np.zeros(agents, np.int8),
+        enabled=np.zeros(entities, np.int32),
+        place=np.full(entities, -1, np.int32),
+        word=np.zeros(len(s.word_initial), np.int64),
+        word_writer=np.zeros(len(s.word_initial), np.int32),
+        waiter=np.zeros(len(s.word_initial), np.int32),
+        next_waiter=np.zeros(agents, np.int32),
+        cell=np.zeros(len(s.cell_initial), np.uint64),
+        cell_writer=np.zeros(len(s.cell_initial), np.int32),
+        stamp=np.zeros(stamps, np.int64),
+        queue=np.zeros((queue, 5), np.int64),
+        queue_head=np.zeros(links, np.int64),
+        queue_tail=np.zeros(links, np.int64),
+        pending=np.zeros(pending, np.uint64),
+        outstanding=np.zeros((agents, s.world), np.int32),
+        priority=np.zeros(entities, np.int64),
+        counts=np.zeros(8, np.int64),
+    )
+
+
+def new_log(s: Static, level: int) -> Log:
+    """Allocate the log of a run: nothing, the choices, or everything that the race check and the explanation need."""
+    steps = 2 * len(s.ops) + 1 if level else 1
+    full = steps if level == LEVEL_FULL else 1
+    expects = s.moves[:, t.M_COUNT][s.moves[:, t.M_VALUES] >= 0].sum()
+    return Log(
+        level=level,
+        choice=np.zeros(steps, np.int32),
+        op=np.zeros(full, np.int32),
+        seen=np.zeros(full, np.int32),
+        value=np.zeros(full, np.int64),
+        row=np.zeros(full, np.int32),
+        reads=np.full(int(s.reads_at[-1]) + 1 if level == LEVEL_FULL else 1, -1, np.int32),
+        wrong=np.zeros((int(expects) + 1 if level == LEVEL_FULL else 1, 2), np.int32),
+    )
+
+
+@njit(inline="always", _nrt=False)
+def _next_random(x):
+    """xorshift64* (Vigna 2016), one step."""
+    x ^= x >> np.uint64(12)
+    x ^= x << np.uint64(25)
+    x ^= x >> np.uint64(27)
+    return x
+
+
+@njit(inline="always", _nrt=False)
+def _below(x, n):
+    """A number in 0..n-1 from the high bits of the scrambled state."""
+    high = (x * np.uint64(0x2545F4914F6CDD1D)) >> np.uint64(32)
+    return np.int64((high * np.uint64(n)) >> np.uint64(32))
+
+
+@njit(inline="always", _nrt=False)
+def _enable(st, entity):
+    if st.place[entity] < 0:
+        st.place[entity] = st.counts[C_ENABLED]
+        st.enabled[st.counts[C_ENABLED]] = entity
+        st.counts[C_ENABLED] += 1
+
+
+@njit(inline="always", _nrt=False)
+def _disable(st, entity):
+    at = st.place[entity]
+    if at >= 0:
+        last = st.counts[C_ENABLED] - 1
+        other = st.enabled[last]
+        st.enabled[at] = other
+        st.place[other] = at
+        st.place[entity] = -1
+        st.counts[C_ENABLED] = last
+
+
+@njit(inline="always", _nrt=False)
+def _address(s, st, op, agent):
+    if s.ops[op, t.SELECT] < 0:
+        return np.int64(s.ops[op, t.ADDR])
+    chosen = words.operand(s.exprs, s.postfix, s.ops[op, t.SELECT], st.registers, agent)
+    kind = s.ops[op, t.KIND]
+    if kind == t.MOVE or kind == t.FILL or kind == t.EXPECT or kind == t.WAIT_STAMP:
+        return s.ops[op, t.ADDR] + chosen
+    return np.int64(s.addresses[s.ops[op, t.ADDR] + chosen])
+
+
+@njit(cache=True, _nrt=False)
+def _word_wait_met(s, st, op, agent):
+    value = words.operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
+    at = _address(s, st, op, agent)
+    if s.ops[op, t.FN] != words.SUM_LE:
+        return words.met(s.ops[op, t.FN], st.word[at], value)
+    total = np.int64(0)
+    for k in range(s.ops[op, t.COUNT]):
+        total += words.signed(st.word[at + k])
+    return total <= words.signed(value)
+
+
+@njit(cache=True, _nrt=False)
+def _stamps_met(s, st, op, agent):
+    value = words.operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
+    row = _address(s, st, op, agent)
+    first = s.sources[s.moves[row, t.M_SOURCES]]
+    for k in range(first, first + s.moves[row, t.M_COUNT]):
+        if not words.met(s.ops[op, t.FN], st.stamp[s.items[k]], value):
+            return False
+    return True
+
+
+@njit(cache=True, _nrt=False)
+def _needs_drain(s, st, op, agent):
+    """Whether `agent` may not execute `op` before earlier stores of its own are delivered (model posted)."""
+    kind, sync = s.ops[op, t.KIND], s.ops[op, t.SYNC]
+    if kind == t.FENCE or kind == t.STORE or kind == t.RMW:
+        if (sync & 2) and (sync >> 4) >= _SYSTEM:
+            # A system release is delivered after all earlier stores of this agent on every link (s_waitcnt before it).
+            for rank in range(s.world):
+                if st.outstanding[agent, rank]:
+                    return True
+            return False
+    if kind == t.RMW or kind == t.LOAD or kind == t.WAIT:
+        # A read does not pass this agent's posted stores to the same destination.
+        rank = s.word_rank[_address(s, st, op, agent)]
+        return rank >= 0 and st.outstanding[agent, rank] > 0
+    return False
+
+
+@njit(cache=True, _nrt=False)
+def _settle(s, st, agent):
+    """Run local operations, then enable or park the agent at its next visible one."""
+    pc = st.pc[agent]
+    while pc < s.agent_end[agent]:
+        kind = s.ops[pc, t.KIND]
+        if kind == t.SET:
+            st.registers[agent, s.ops[pc, t.DST]] = words.operand(
+                s.exprs, s.postfix, s.ops[pc, t.VALUE], st.registers, agent
+            )
+            pc += 1
+        elif kind == t.BRANCH:
+            cond = s.ops[pc, t.VALUE]
+            if cond >= 0 and words.operand(s.exprs, s.postfix, cond, st.registers, agent):
+                pc += 1
+            else:
+                pc = s.ops[pc, t.TARGET]
+        elif kind == t.NOP or (kind == t.FENCE and s.model == SC):
+            pc += 1
+        else:
+            break
+    st.pc[agent] = pc
+    if pc >= s.agent_end[agent]:
+        st.status[agent] = _FINISHED
+        _disable(st, agent)
+        return
+    kind = s.ops[pc, t.KIND]
+    if s.model == POSTED and _needs_drain(s, st, pc, agent):
+        st.status[agent] = _DRAINING
+        _disable(st, agent)
+    elif kind == t.WAIT and not _word_wait_met(s, st, pc, agent):
+        _disable(st, agent)
+        if s.ops[pc, t.FN] == words.SUM_LE:
+            st.status[agent] = _POLLING
+            st.counts[C_POLLERS] += 1
+        else:
+            at = _address(s, st, pc, agent)
+            st.status[agent] = _PARKED
+            st.next_waiter[agent] = st.waiter[at]
+            st.waiter[at] = agent
+    elif kind == t.WAIT_STAMP and not _stamps_met(s, st, pc, agent):
+        st.status[agent] = _POLLING
+        st.counts[C_POLLERS] += 1
+        _disable(st, agent)
+    else:
+        st.status[agent] = _ENABLED
+        _enable(st, agent)
+
+
+@njit(cache=True, _nrt=False)
+def _wake_pollers(s, st):
+    """Re-examine agents that wait for several words or for stamps."""
+    for agent in range(len(st.pc)):
+        if st.status[agent] == _POLLING:
+            st.counts[C_POLLERS] -= 1
+            _settle(s, st, agent)
+
+
+@njit(inline="always", _nrt=False)
+def _write_word(s, st, at, value, step):
+    st.word[at] = value
+    st.word_writer[at] = step
+    agent = st.waiter[at]
+    if agent >= 0:
+        st.waiter[at] = -1
+        while agent >= 0:
+            following = st.next_waiter[agent]
+            if st.status[agent] == _PARKED:
+                _settle(s, st, agent)
+            agent = following
+    if st.counts[C_POLLERS]:
+        _wake_pollers(s, st)
+
+
+@njit(cache=True, _nrt=False)
+def _unpark(s, st, agent):
+    """Take an agent that timed out off the list of its word."""
+    if st.status[agent] == _POLLING:
+        st.counts[C_POLLERS] -= 1
+        return
+    at = _address(s, st, st.pc[agent], agent)
+    if st.waiter[at] == agent:
+        st.waiter[at] = st.next_waiter[agent]
+        return
+    other = st.waiter[at]
+    while other >= 0:
+        if st.next_waiter[other] == agent:
+            st.next_waiter[other] = st.next_waiter[agent]
+            return
+        other = st.next_waiter[other]
+
+
+@njit(cache=True, _nrt=False)
+def _move(s, st, log, op, row, agent, step):
+    """Execute a copy or reduce: read the sources now; write now, or leave the values to the link."""
+    n, first = s.moves[row, t.M_COUNT], s.moves[row, t.M_SOURCES]
+    dst, n_sources = s.moves[row, t.M_DST], s.moves[row, t.M_N_SOURCES]
+    rank = s.moves[row, t.M_RANK]
+    posted = s.model == POSTED and rank != s.agent_rank[agent]
+    stamped = s.ops[op, t.STAMP] >= 0
+    stamp = np.int64(0)
+    if stamped:
+        stamp = words.operand(s.exprs, s.postfix, s.ops[op, t.STAMP], st.registers, agent)
+    if log.level == LEVEL_FULL:
+        for k in range(n_sources):
+            for i in range(n):
+                log.reads[s.reads_at[row] + k * n + i] = st.cell_writer[s.items[s.sources[first + k] + i]]
+    if posted:
+        for i in range(n):
+            total = np.uint64(0)
+            for k in range(n_sources):
+                total += st.cell[s.items[s.sources[first + k] + i]]
+            st.pending[s.pending_at[row] + i] = total
+        _post(s, st, op, row, stamp, agent, rank, step)
+        return
+    if n_sources == 1:
+        source = s.sources[first]
+        for i in range(n):
+            to = s.items[dst + i]
+            st.cell[to] = st.cell[s.items[source + i]]
+            st.cell_writer[to] = step
+    else:
+        for i in range(n):
+            total = np.uint64(0)
+            for k in range(n_sources):
+                total += st.cell[s.items[s.sources[first + k] + i]]
+            to = s.items[dst + i]
+            st.cell[to] = total
+            st.cell_writer[to] = step
+    if stamped:
+        for i in range(n):
+            st.stamp[s.items[dst + i]] = stamp
+        if st.counts[C_POLLERS]:
+            _wake_pollers(s, st)
+
+
+@njit(inline="always", _nrt=False)
+def _post(s, st, op, address, value, agent, rank, step):
+    link = s.agent_rank[agent] * s.world + rank
+    slot = s.link_at[link] + st.queue_tail[link]
+    st.queue_tail[link] += 1
+    st.queue[slot, 0] = op
+    st.queue[slot, 1] = address
+    st.queue[slot, 2] = value
+    st.queue[slot, 3] = agent
+    st.queue[slot, 4] = step
+    st.outstanding[agent, rank] += 1
+    _enable(st, len(st.pc) + link)
+
+
+@njit(cache=True, _nrt=False)
+def _deliver(s, st, link):
+    """The oldest store of a link reaches memory."""
+    slot = s.link_at[link] + st.queue_head[link]
+    st.queue_head[link] += 1
+    if st.queue_head[link] == st.queue_tail[link]:
+        _disable(st, len(st.pc) + link)
+    op, address, value = st.queue[slot, 0], st.queue[slot, 1], st.queue[slot, 2]
+    agent, step = st.queue[slot, 3], st.queue[slot, 4]
+    if s.ops[op, t.KIND] == t.MOVE:
+        dst = s.moves[address, t.M_DST]
+        for i in range(s.moves[address, t.M_COUNT]):
+            to = s.items[dst + i]
+            st.cell[to] = st.pending[s.pending_at[address] + i]
+            st.cell_writer[to] = step
+            if s.ops[op, t.STAMP] >= 0:
+                st.stamp[to] = value
+        if st.counts[C_POLLERS]:
+            _wake_pollers(s, st)
+    else:
+        _write_word(s, st, address, value, step)
+    st.outstanding[agent, link % s.world] -= 1
+    if st.status[agent] == _DRAINING:
+        _settle(s, st, agent)
+
+
+@njit(cache=True, _nrt=False)
+def _expect(s, st, log, op, row):
+    n, first, at = s.moves[row, t.M_COUNT], s.sources[s.moves[row, t.M_SOURCES]], s.moves[row, t.M_VALUES]
+    wrong = 0
+    for i in range(n):
+        cell = s.items[first + i]
+        if log.level == LEVEL_FULL:
+            log.reads[s.reads_at[row] + i] = st.cell_writer[cell]
+        if st.cell[cell] != s.values[at + i]:
+            if log.level == LEVEL_FULL:
+                log.wrong[st.counts[C_WRONG] + wrong, 0] = op
+                log.wrong[st.counts[C_WRONG] + wrong, 1] = i
+            wrong += 1
+    if wrong:
+        st.counts[C_WRONG_OPS] += 1
+        st.counts[C_WRONG] += wrong
+    return wrong
+
+
+@njit(cache=True, _nrt=False)
+def _execute(s, st, log, agent, step):
+    """Execute the agent's visible operation."""
+    pc = st.pc[agent]
+    kind = s.ops[pc, t.KIND]
+    st.pc[agent] = pc + 1
+    address = np.int64(-1)
+    value = np.int64(0)
+    seen = np.int32(-1)
+    if kind != t.FENCE:
+        address = _address(s, st, pc, agent)
+    if kind == t.STORE:
+        value = words.operand(s.exprs, s.postfix, s.ops[pc, t.VALUE], st.registers, agent)
+        rank = s.word_rank[address]
+        if s.model == POSTED and rank >= 0 and rank != s.agent_rank[agent] and not s.agent_host[agent]:
+            _post(s, st, pc, address, value, agent, rank, step)
+        else:
+            _write_word(s, st, address, value, step)
+    elif kind == t.WAIT:
+        value = st.word[address]
+        seen = st.word_writer[address]
+    elif kind == t.LOAD:
+        value = st.word[address]
+        seen = st.word_writer[address]
+        st.registers[agent, s.ops[pc, t.DST]] = value
+    elif kind == t.RMW:
+        old = st.word[address]
+        seen = st.word_writer[address]
+        given = words.operand(s.exprs, s.postfix, s.ops[pc, t.VALUE], st.registers, agent)
+        expected = np.int64(0)
+        if s.ops[pc, t.EXPECTED] >= 0:
+            expected = words.operand(s.exprs, s.postfix, s.ops[pc, t.EXPECTED], st.registers, agent)
+        if s.ops[pc, t.DST] >= 0:
+            st.registers[agent, s.ops[pc, t.DST]] = old
+        value = words.rmw(s.ops[pc, t.FN], old, given, expected)
+        _write_word(s, st, address, value, step)
+    elif kind == t.MOVE:
+        _move(s, st, log, pc, address, agent, step)
+    elif kind == t.FILL:
+        dst, at = s.moves[address, t.M_DST], s.moves[address, t.M_VALUES]
+        for i in range(s.moves[address, t.M_COUNT]):
+            st.cell[s.items[dst + i]] = s.values[at + i]
+            st.cell_writer[s.items[dst + i]] = step
+    elif kind == t.EXPECT:
+        wrong = _expect(s, st, log, pc, address)
+        if s.ops[pc, t.DST] >= 0:
+            st.registers[agent, s.ops[pc, t.DST]] = wrong > 0
+    if log.level == LEVEL_FULL:
+        log.op[step] = pc
+        log.seen[step] = seen
+        log.value[step] = value
+        log.row[step] = address
+    st.counts[C_OPS] += 1
+    _settle(s, st, agent)
+
+
+@njit(inline="always", _nrt=False)
+def _copy(to, source):
+    for k in range(len(to)):
+        to[k] = source[k]
+
+
+@njit(inline="always", _nrt=False)
+def _clear(to, value):
+    for k in range(len(to)):
+        to[k] = value
+
+
+@njit(cache=True, _nrt=False)
+def _reset(s, st):
+    _copy(st.pc, s.agent_start)
+    _copy(st.word, s.word_initial)
+    _copy(st.cell, s.cell_initial)
+    _clear(st.status, _NO_MOVE)
+    _clear(st.place, -1)
+    _clear(st.word_writer, -1)
+    _clear(st.waiter, -1)
+    _clear(st.next_waiter, -1)
+    _clear(st.cell_writer, -1)
+    _clear(st.stamp, 0)
+    _clear(st.queue_head, 0)
+    _clear(st.queue_tail, 0)
+    for agent in range(st.outstanding.shape[0]):
+        for rank in range(st.outstanding.shape[1]):
+            st.outstanding[agent, rank] = 0
+        for register in range(st.registers.shape[1]):
+            st.registers[agent, register] = 0
+    _clear(st.counts, 0)
+    for agent in range(len(st.pc)):
+        _settle(s, st, agent)
+
+
+@njit(cache=True, _nrt=False)
+def _timed_out(s, st, x):
+    """The entity of a parked agent that gives up, chosen at random among those with a bound; -1: none has one."""
+    agents = len(st.pc)
+    count = 0
+    for agent in range(agents):
+        if _may_time_out(s, st, agent):
+            count += 1
+    if count == 0:
+        return -1
+    wanted = _below(x, count)
+    for agent in range(agents):
+        if _may_time_out(s, st, agent):
+            if wanted == 0:
+                return agents + s.world * s.world + agent
+            wanted -= 1
+    return -1
+
+
+@njit(inline="always", _nrt=False)
+def _may_time_out(s, st, agent):
+    waiting = st.status[agent] == _PARKED or st.status[agent] == _POLLING
+    return waiting and s.ops[st.pc[agent], t.TARGET] >= 0
+
+
+@njit(cache=True, _nrt=False)
+def _highest(st):
+    best = st.enabled[0]
+    for k in range(1, st.counts[C_ENABLED]):
+        if st.priority[st.enabled[k]] > st.priority[best]:
+            best = st.enabled[k]
+    return best
+
+
+@njit(cache=True, _nrt=False)
+def _lowest(st):
+    best = st.enabled[0]
+    for k in range(1, st.counts[C_ENABLED]):
+        best = min(best, st.enabled[k])
+    return best
+
+
+@njit(nogil=True, cache=True, _nrt=False)
+def run(s, st, log, policy, seed, choices, change_points, early_timeout, max_steps, stop_on_wrong):
+    """Run once from the start.
+
+    Args:
+        s, st, log: From `static`, `new_state`, `new_log`.
+        policy: RANDOM, PCT, REPLAY (`choices`, then RUN_ON) or RUN_ON (the same agent until it blocks, then the lowest).
+        seed: Of the scheduler.
+        choices: int32 entities, for REPLAY: agent a is a, link source * world + destination is agents + that, the timeout of
+            agent a is agents + world**2 + a.
+        change_points: int64, steps at which PCT lowers the priority of the running entity.
+        early_timeout: Probability, in 2**-32, that a step is the timeout of a waiting agent although others could move.
+        max_steps: Gives up after so many.
+        stop_on_wrong: End at the first wrong element.
+
+    Returns:
+        DONE, HANG, STEP_LIMIT or DIVERGED (a choice was not enabled; `st.counts[C_STEPS]` says where).
+    """
+    _reset(s, st)
+    agents = len(st.pc)
+    x = np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x1234567)
+    if x == np.uint64(0):
+        x = np.uint64(1)
+    for _ in range(4):
+        x = _next_random(x)
+    if policy == PCT:
+        for entity in range(len(st.priority)):
+            x = _next_random(x)
+            st.priority[entity] = _below(x, 1 << 30) + (1 << 20)
+    step = np.int64(0)
+    current = np.int64(-1)
+    while step < max_steps:
+        st.counts[C_STEPS] = step
+        n = st.counts[C_ENABLED]
+        x = _next_random(x)
+        chosen = np.int64(-1)
+        if policy == REPLAY and step < len(choices):
+            chosen = choices[step]
+            if chosen < agents + s.world * s.world:
+                if chosen < 0 or st.place[chosen] < 0:
+                    return DIVERGED
+            elif chosen >= len(st.priority) or not _may_time_out(s, st, chosen - agents - s.world * s.world):
+                return DIVERGED
+        elif n == 0:
+            chosen = _timed_out(s, st, x)
+            if chosen < 0:
+                for agent in range(agents):
+                    # A kernel that was never launched waits at its first operation; it does not hang anybody.
+                    launched = s.agent_host[agent] or st.pc[agent] != s.agent_start[agent]
+                    if st.status[agent] != _FINISHED and launched:
+                        return HANG
+                return DONE
+        elif early_timeout > 0 and _below(x, 1 << 32) < early_timeout and _timed_out(s, st, x) >= 0:
+            chosen = _timed_out(s, st, x)
+        elif policy == RANDOM:
+            chosen = st.enabled[_below(x, n)]
+        elif policy == PCT:
+            chosen = _highest(st)
+            for k in range(len(change_points)):
+                if change_points[k] == step:
+                    st.priority[chosen] = len(change_points) - k
+                    chosen = _highest(st)
+        else:
+            chosen = current if current >= 0 and current < agents and st.place[current] >= 0 else _lowest(st)
+        current = chosen
+        if log.level != LEVEL_NONE:
+            log.choice[step] = chosen
+        if chosen < agents:
+            if s.ops[st.pc[chosen], t.KIND] == t.WAIT and not _word_wait_met(s, st, st.pc[chosen], chosen):
+                # Met when the agent was enabled, not any more: it polls again and sees nothing.
+                _settle(s, st, chosen)
+                continue
+            _execute(s, st, log, chosen, step)
+        elif chosen < agents + s.world * s.world:
+            if log.level == LEVEL_FULL:
+                log.op[step] = -1
+                log.row[step] = st.queue[s.link_at[chosen - agents] + st.queue_head[chosen - agents], 4]
+            _deliver(s, st, chosen - agents)
+        else:
+            agent = chosen - agents - s.world * s.world
+            _unpark(s, st, agent)
+            if log.level == LEVEL_FULL:
+                log.op[step] = -2
+                log.row[step] = st.pc[agent]
+            st.pc[agent] = s.ops[st.pc[agent], t.TARGET]
+            st.counts[C_TIMEOUTS] += 1
+            _settle(s, st, agent)
+        step += 1
+        st.counts[C_STEPS] = step
+        if stop_on_wrong and st.counts[C_WRONG]:
+            return DONE
+    return STEP_LIMIT
