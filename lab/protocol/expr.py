@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 
 MASK = 0xFFFF_FFFF
 
@@ -218,31 +219,33 @@ def _same(a: Expr, b: Expr) -> bool:
     return False
 
 
-def substitute(expr: Expr, root: Expr, value: int) -> Expr:
-    """`expr` with every occurrence of the sub-expression `root` replaced by `value`."""
-    if _same(expr, root):
-        return Const(value)
-    if isinstance(expr, Binary):
-        return binary(expr.op, substitute(expr.left, root, value), substitute(expr.right, root, value))
-    return expr
-
-
 def enumerate_index(*exprs: Expr) -> tuple[Expr, list[list[int]]]:
     """A selector that takes the values 0..n-1, and for each of `exprs` the n words that it has under them.
 
     Raises:
         ValueError: An expression depends on a register that nothing bounds.
     """
+    if all(isinstance(expr, Const) for expr in exprs):
+        return Const(0), [[expr.value] for expr in exprs]  # type: ignore[attr-defined]
     roots: list[tuple[Expr, int]] = []
     for expr in exprs:
         roots += [root for root in bounded_roots(expr) if not any(_same(root[0], known) for known, _ in roots)]
     selector: Expr = Const(0)
     for root, bound in roots:
         selector = selector * bound + root
-    words = []
-    for expr in exprs:
-        cases = [expr]
-        for root, bound in roots:
-            cases = [substitute(case, root, value) for case in cases for value in range(bound)]
-        words.append([evaluate(case, {}) for case in cases])
-    return selector, words
+    cases = [
+        list(zip((root for root, _ in roots), values, strict=True))
+        for values in product(*(range(bound) for _, bound in roots))
+    ]
+    return selector, [[_value_under(expr, case) for case in cases] for expr in exprs]
+
+
+def _value_under(expr: Expr, case: list[tuple[Expr, int]]) -> int:
+    """The word that `expr` has when each root of `case` has its value."""
+    for root, value in case:
+        if _same(expr, root):
+            return value
+    if isinstance(expr, Const):
+        return expr.value
+    assert isinstance(expr, Binary)
+    return BINARY[expr.op](_value_under(expr.left, case), _value_under(expr.right, case)) & MASK

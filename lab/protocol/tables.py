@@ -26,14 +26,11 @@ from lab.protocol.program import (
     Fill,
     Load,
     Mapping,
-    Memory,
     Move,
     Op,
-    Order,
     Program,
     Region,
     Rmw,
-    Scope,
     Set,
     Span,
     Store,
@@ -347,7 +344,7 @@ class _Compiler:
         cuts: dict[object, list[np.ndarray]] = {key: [value] for key, value in bounds.items()}
         for region_id, start, length, threads, vector in chunks:
             cuts[region_id].append(_chunk_bounds(start, length, threads, vector))  # type: ignore[arg-type]
-        bounds = {key: np.unique(np.concatenate(parts)) for key, parts in cuts.items()}
+        bounds = {key: _sorted_unique(np.concatenate(parts)) for key, parts in cuts.items()}
         for key in {key for link in links for key in (link[0], link[2])} - bounds.keys():
             bounds[key] = np.zeros(0, np.int64)
         _carry(bounds, list(links))
@@ -385,7 +382,7 @@ class _Compiler:
         return self.item_cache[key]
 
     def _new_items(self, span: Span, start: int, mapping: Mapping) -> tuple[int, int, np.ndarray]:
-        chunks = np.array(list(mapping.chunks(span.length)), np.int64).reshape(-1, 3)
+        chunks = _chunk_table(mapping, span.length)
         bounds = self.bounds[span.region.id]
         first = np.searchsorted(bounds, chunks[:, 1] + start)
         counts = np.searchsorted(bounds, chunks[:, 2] + start) - first
@@ -480,6 +477,17 @@ def _chunk_bounds(start: int, length: int, threads: int, vector: int) -> np.ndar
     return start + np.concatenate((vectors, tail, np.array([0, length], np.int64)))
 
 
+def _chunk_table(mapping: Mapping, length: int) -> np.ndarray:
+    """`Mapping.chunks` as an array of (iteration, lo, hi)."""
+    whole = length // mapping.vector * mapping.vector
+    lo = np.arange(mapping.first * mapping.vector, whole, mapping.grid * mapping.vector, dtype=np.int64)
+    hi = np.minimum(lo + mapping.threads * mapping.vector, whole)
+    tail_lo, tail_hi = whole + mapping.first, min(whole + mapping.first + mapping.threads, length)
+    if tail_lo < tail_hi:
+        lo, hi = np.append(lo, tail_lo), np.append(hi, tail_hi)
+    return np.stack((np.arange(len(lo)), lo, hi), axis=1)
+
+
 def _carry(bounds: dict[object, np.ndarray], links: list[tuple[object, int, object, int, int]]) -> None:
     """Carry boundaries through `links` (region, start, region, start, length), in place, until nothing changes."""
     touching: dict[object, list[int]] = {}
@@ -494,12 +502,27 @@ def _carry(bounds: dict[object, np.ndarray], links: list[tuple[object, int, obje
         for source, at, dst, to in ((a, start_a, b, start_b), (b, start_b, a, start_a)):
             cut = bounds[source]
             inside = cut[np.searchsorted(cut, at) : np.searchsorted(cut, at + length, "right")] - at + to
-            merged = np.union1d(bounds[dst], inside)
-            if len(merged) != len(bounds[dst]):
-                bounds[dst] = merged
+            known = bounds[dst]
+            if not _contains(known, inside):
+                bounds[dst] = _sorted_unique(np.concatenate((known, inside)))
                 dirty.update(dict.fromkeys(i for i in touching[dst] if i != index))
                 if dst == source:
                     dirty[index] = None
+
+
+def _contains(known: np.ndarray, values: np.ndarray) -> bool:
+    """Whether every one of `values` is in the sorted array `known`."""
+    if not len(values) or not len(known):
+        return not len(values)
+    return bool(np.array_equal(known[np.searchsorted(known[:-1], values)], values))
+
+
+def _sorted_unique(values: np.ndarray) -> np.ndarray:
+    """`np.unique` by sorting: several times faster on runs that are already sorted."""
+    values = np.sort(values, kind="stable")
+    keep = np.ones(len(values), bool)
+    np.not_equal(values[1:], values[:-1], out=keep[1:])
+    return values[keep]
 
 
 def _joined(parts: list[np.ndarray], dtype: type) -> np.ndarray:
