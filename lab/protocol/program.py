@@ -121,17 +121,18 @@ class Region:
     source: tuple[int, int] | None = None
     constant: bool = False
 
-    def describe(self, index: int) -> str:
-        """The slot or word that holds element `index`, in the protocol's own words."""
+    def slot(self, index: int) -> tuple[str, int]:
+        """The slot (payload) or word that holds element `index`, in the protocol's words, and the element's place in it."""
         if not self.shape:
-            return self.name if self.kind == "payload" else f"{self.name}[{index}]" if self.length > 1 else self.name
-        inner = self.length
-        parts = []
+            if self.kind == "payload" or self.length == 1:
+                return self.name, index if self.kind == "payload" else 0
+            return f"{self.name}[{index}]", 0
+        inner, parts = self.length, []
         for name, extent in self.shape:
             inner //= extent
-            parts.append(f"{name} {index // inner}")
+            parts.append(f"{name} {index // inner}" if name else str(index // inner))
             index %= inner
-        return f"{self.name}[{', '.join(parts)}]"
+        return f"{self.name}[{', '.join(parts)}]", index
 
 
 @dataclass(frozen=True)

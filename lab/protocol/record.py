@@ -20,7 +20,6 @@ from lab.protocol.program import (
     Rmw,
     Scope,
     Set,
-    Site,
     Span,
     Store,
     Wait,

@@ -300,7 +300,7 @@ def _settle(s, st, agent):
                 pc += 1
             else:
                 pc = s.ops[pc, t.TARGET]
-        elif kind == t.NOP or (kind == t.FENCE and s.model == SC):
+        elif kind == t.NOP:
             pc += 1
         else:
             break

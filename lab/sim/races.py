@@ -1,0 +1,479 @@
+"""Happens-before race check: vector clocks over one execution; no luck needed.
+
+The machine runs the program once. The clocks are then computed from what each word read saw, with scopes and orders:
+
+* A write releases with its own order, or through the last release fence before it; at scope s, to agents inside s.
+* A read-modify-write continues the release sequence of the write that it replaces; a plain store ends it (C++20).
+* A wait joins the *first* write of the word's modification order that meets its condition and that the waiter may still read.
+  Joining the last one seen would hide races that another schedule shows.
+* A relaxed read gives order only through a later acquire fence.
+* Two agents synchronise when the scopes of both sides include the other: wave < block < device (rank) < system.
+
+Then all conflicting accesses of each payload cell are compared pairwise; two that neither clock covers race, whatever happened in
+this run. Words never race (they are atomic), packets (stamped stores) neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+
+from lab.protocol import tables as t
+from lab.protocol.program import Expect, Fence, Move, Op, Rmw, Scope, Store, Wait
+from lab.protocol.tables import Tables
+from lab.sim import machine as m
+from lab.sim import words
+from lab.sim.verdict import Access, Race, access_of, ranges
+
+_BLOCK, _DEVICE, _SYSTEM = int(Scope.BLOCK), int(Scope.DEVICE), int(Scope.SYSTEM)
+_LEVELS = 4
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One run, recorded: the log cut to its length, and how it ended."""
+
+    tables: Tables
+    outcome: int
+    steps: int
+    log: m.Log
+    state: m.State
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """Vector clocks of an execution.
+
+    Attributes:
+        rows: int32 (steps, chains): what each step knows of every chain, itself included.
+        time: int32 (steps,): the step's own time on its chain; 0 for deliveries and timeouts.
+        chain: int32 (steps,): its chain.
+        order: int32 (steps,): the step whose write a wait joined, -1: none.
+    """
+
+    rows: np.ndarray
+    time: np.ndarray
+    chain: np.ndarray
+    joined: np.ndarray
+
+
+def execute(
+    tables: Tables, memory: str = "sc", policy: int = m.RUN_ON, seed: int = 0, choices: np.ndarray | None = None
+) -> Execution:
+    """Run `tables` once and keep everything."""
+    static = m.static(tables, memory)
+    state, log = m.new_state(static, tables.registers), m.new_log(static, m.LEVEL_FULL)
+    steps = np.zeros(0, np.int32) if choices is None else choices.astype(np.int32)
+    outcome = m.run(static, state, log, policy, seed, steps, np.zeros(0, np.int64), 0, len(log.choice) - 1, False)
+    return Execution(tables, outcome, int(state.counts[m.C_STEPS]), log, state)
+
+
+def clocks(execution: Execution) -> Clocks:
+    """Compute the vector clocks of an execution."""
+    tables = execution.tables
+    steps = execution.steps
+    n_agents = len(tables.agent_start)
+    rows = np.zeros((steps, tables.program.chains), np.int32)
+    time, chain = np.zeros(steps, np.int32), np.full(steps, -1, np.int32)
+    joined = np.full(steps, -1, np.int32)
+    program = tables.program
+    agent_block = np.array([a.block if a.kind != "host" else -1 for a in program.agents], np.int64)
+    agent_call = np.array([a.call for a in program.agents], np.int64)
+    _clocks(
+        steps,
+        tables.ops,
+        execution.log.op,
+        execution.log.seen,
+        execution.log.value,
+        execution.log.row,
+        tables.agent_rank,
+        agent_block,
+        agent_call,
+        tables.is_host,
+        tables.agent_chain,
+        tables.exprs,
+        tables.postfix,
+        tables.word_initial,
+        np.zeros((n_agents, tables.registers + words.STACK), np.int64),
+        rows,
+        time,
+        chain,
+        joined,
+    )
+    return Clocks(rows, time, chain, joined)
+
+
+@njit(cache=True, inline="always")
+def _needed_scope(a, b, rank, block, call, host):
+    """The narrowest scope that holds both agents."""
+    if a == b:
+        return 0
+    if host[a] or host[b] or rank[a] != rank[b]:
+        return _SYSTEM
+    if call[a] == call[b] and block[a] == block[b]:
+        return _BLOCK
+    return _DEVICE
+
+
+@njit(cache=True, inline="always")
+def _join(into, other):
+    for c in range(len(into)):
+        if other[c] > into[c]:
+            into[c] = other[c]
+
+
+@njit(cache=True)
+def _join_released(into, write, level, released, is_rmw, previous, rows):
+    """Join what the write released at `level`, and through a chain of RMWs what the writes before it did."""
+    while write >= 0:
+        row = released[write, level]
+        if row >= 0:
+            _join(into, rows[row])
+        if not is_rmw[write]:
+            return
+        write = previous[write]
+
+
+@njit(cache=True)
+def _clocks(
+    steps,
+    ops,
+    log_op,
+    log_seen,
+    log_value,
+    log_row,
+    rank,
+    block,
+    call,
+    host,
+    agent_chain,
+    exprs,
+    postfix,
+    initial,
+    registers,
+    rows,
+    time,
+    chain,
+    joined,
+):
+    n_agents, n_chains = len(rank), rows.shape[1]
+    now = np.zeros((n_agents, n_chains), np.int32)
+    ticks = np.zeros(n_chains, np.int32)
+    fence = np.full((n_agents, _LEVELS), -1, np.int32)  # step of the last release fence at least that wide
+    pending = np.zeros((n_agents, _LEVELS, n_chains), np.int32)  # what relaxed reads saw released, by scope needed
+    released = np.full((steps, _LEVELS), -1, np.int32)  # step whose clock a write releases at each scope
+    is_rmw = np.zeros(steps, np.bool_)
+    previous = np.full(steps, -1, np.int32)  # the write before it on the same word
+    last = np.full(len(initial), -1, np.int32)
+    writer = np.full(steps, -1, np.int32)
+    for step in range(steps):
+        op = log_op[step]
+        if op < 0:
+            continue
+        agent = ops[op, t.AGENT]
+        kind, sync = ops[op, t.KIND], ops[op, t.SYNC]
+        order, scope = sync & 3, sync >> 4
+        c = agent_chain[agent]
+        ticks[c] += 1
+        now[agent, c] = ticks[c]
+        time[step], chain[step] = ticks[c], c
+        at = log_row[step]
+        reads = kind == t.LOAD or kind == t.WAIT or kind == t.RMW
+        if reads:
+            seen = log_seen[step]
+            if kind == t.WAIT and ops[op, t.FN] != words.SUM_LE:
+                value = words.operand(exprs, postfix, ops[op, t.VALUE], registers, agent)
+                seen = _first_satisfying(
+                    seen, ops[op, t.FN], value, log_value, previous, writer, now[agent], time, chain, initial[at]
+                )
+            joined[step] = seen
+            if seen >= 0:
+                needed = _needed_scope(agent, writer[seen], rank, block, call, host)
+                if scope >= needed:
+                    if order & 1:
+                        _join_released(now[agent], seen, max(needed, 1), released, is_rmw, previous, rows)
+                    else:
+                        _join_released(
+                            pending[agent, max(needed, 1)], seen, max(needed, 1), released, is_rmw, previous, rows
+                        )
+        if kind == t.LOAD or kind == t.RMW:
+            if ops[op, t.DST] >= 0:
+                old = log_value[step]
+                if kind == t.RMW:
+                    old = log_value[log_seen[step]] if log_seen[step] >= 0 else initial[at]
+                registers[agent, ops[op, t.DST]] = old
+        if kind == t.FENCE:
+            if order & 1:
+                for level in range(1, scope + 1):
+                    _join(now[agent], pending[agent, level])
+        rows[step] = now[agent]
+        if kind == t.FENCE and order & 2:
+            for level in range(1, scope + 1):
+                fence[agent, level] = step
+        if kind == t.STORE or kind == t.RMW:
+            writer[step] = agent
+            is_rmw[step] = kind == t.RMW
+            for level in range(1, scope + 1):
+                released[step, level] = step if order & 2 else fence[agent, level]
+            previous[step] = last[at]
+            last[at] = step
+        # Registers are recomputed so that wait operands are known; local operations come right after.
+        _local(ops, op + 1, exprs, postfix, registers, agent)
+
+
+@njit(cache=True)
+def _local(ops, pc, exprs, postfix, registers, agent):
+    while pc < len(ops) and ops[pc, t.AGENT] == agent:
+        kind = ops[pc, t.KIND]
+        if kind == t.SET:
+            registers[agent, ops[pc, t.DST]] = words.operand(exprs, postfix, ops[pc, t.VALUE], registers, agent)
+            pc += 1
+        elif kind == t.BRANCH:
+            cond = ops[pc, t.VALUE]
+            if cond >= 0 and words.operand(exprs, postfix, cond, registers, agent):
+                pc += 1
+            else:
+                pc = ops[pc, t.TARGET]
+        elif kind == t.NOP:
+            pc += 1
+        else:
+            return
+
+
+@njit(cache=True)
+def _first_satisfying(seen, cond, value, log_value, previous, writer, now, time, chain, initial):
+    """The earliest write (or -1, the initial value) that meets the condition and that the waiter may still read.
+
+    Coherence: a wait may not read a write older than one that happens before it.
+    """
+    best = seen
+    write = seen
+    while write >= 0:
+        if words.met(cond, log_value[write], value):
+            best = write
+        if now[chain[write]] >= time[write]:
+            return best
+        write = previous[write]
+    if words.met(cond, initial, value):
+        return np.int32(-1)
+    return best
+
+
+@dataclass(frozen=True)
+class RaceReport:
+    """Races of one execution, one of each kind, and the pairs of table rows behind them."""
+
+    races: tuple[Race, ...]
+    pairs: np.ndarray
+    execution: Execution
+    clocks: Clocks
+
+
+def find_races(tables: Tables, execution: Execution | None = None) -> RaceReport:
+    """Check one execution (by default: each agent runs on until it blocks) for races."""
+    execution = execution or execute(tables)
+    found = clocks(execution)
+    cells, steps, writes = _accesses(tables, execution)
+    order = np.lexsort((steps, cells))
+    pairs = _all_pairs(cells[order], steps[order], writes[order], found.rows, found.time, found.chain)
+    return RaceReport(_describe(tables, execution, pairs), pairs, execution, found)
+
+
+def _accesses(tables: Tables, execution: Execution) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(cell, step, is a write) of every payload access of an execution, packets left out."""
+    steps = np.flatnonzero(execution.log.op[: execution.steps] >= 0)
+    kinds = tables.ops[execution.log.op[steps], t.KIND]
+    steps = steps[(kinds == t.MOVE) | (kinds == t.FILL) | (kinds == t.EXPECT)]
+    cells, owners, writes = [], [], []
+    for step in steps:
+        row = tables.moves[execution.log.row[step]]
+        n = int(row[t.M_COUNT])
+        offsets = [(int(tables.sources[row[t.M_SOURCES] + k]), False) for k in range(row[t.M_N_SOURCES])]
+        if row[t.M_DST] >= 0:
+            offsets.append((int(row[t.M_DST]), True))
+        for offset, write in offsets:
+            cells.append(tables.items[offset : offset + n])
+            owners.append(np.full(n, step, np.int32))
+            writes.append(np.full(n, write))
+    if not cells:
+        return np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, bool)
+    cell, step_of, write = np.concatenate(cells), np.concatenate(owners), np.concatenate(writes)
+    keep = ~np.isin(tables.cell_region[cell], _packet_regions(tables))
+    return cell[keep], step_of[keep], write[keep]
+
+
+def _packet_regions(tables: Tables) -> np.ndarray:
+    """Regions that stamped stores write: data and flag arrive together, so their accesses are atomic."""
+    stamped = {
+        op.dst.region.id
+        for agent in tables.program.agents
+        for op in agent.ops
+        if isinstance(op, Move) and op.stamp is not None
+    }
+    return np.array(sorted(stamped), np.int32)
+
+
+@njit(cache=True)
+def _all_pairs(cells, steps, writes, rows, time, chain):
+    """Distinct racing pairs: int64 rows (earlier step, later step, a cell, cells, first is a write, second is a write)."""
+    size = 1024
+    table = np.full(size, -1, np.int64)
+    out = np.zeros((256, 6), np.int64)
+    count = 0
+    n = len(cells)
+    lo = 0
+    while lo < n:
+        hi = lo
+        while hi < n and cells[hi] == cells[lo]:
+            hi += 1
+        for i in range(lo, hi):
+            for j in range(i + 1, hi):
+                a, b = steps[i], steps[j]
+                if not (writes[i] or writes[j]) or a == b or chain[a] == chain[b]:
+                    continue
+                if rows[b, chain[a]] >= time[a]:
+                    continue
+                slot = ((np.int64(a) * 2654435761 + b) * 40503) & (size - 1)
+                while table[slot] >= 0 and (out[table[slot], 0] != a or out[table[slot], 1] != b):
+                    slot = (slot + 1) & (size - 1)
+                at = table[slot]
+                if at >= 0:
+                    out[at, 3] += 1
+                    continue
+                if count == len(out):
+                    bigger = np.zeros((2 * count, 6), np.int64)
+                    bigger[:count] = out
+                    out = bigger
+                    size = 8 * count
+                    while size & (size - 1):
+                        size &= size - 1
+                    table = np.full(size, -1, np.int64)
+                    for k in range(count):
+                        s = ((out[k, 0] * 2654435761 + out[k, 1]) * 40503) & (size - 1)
+                        while table[s] >= 0:
+                            s = (s + 1) & (size - 1)
+                        table[s] = k
+                    slot = ((np.int64(a) * 2654435761 + b) * 40503) & (size - 1)
+                    while table[slot] >= 0:
+                        slot = (slot + 1) & (size - 1)
+                table[slot] = count
+                out[count, 0], out[count, 1], out[count, 2], out[count, 3] = a, b, cells[i], 1
+                out[count, 4], out[count, 5] = writes[i], writes[j]
+                count += 1
+        lo = hi
+    return out[:count]
+
+
+def _describe(tables: Tables, execution: Execution, pairs: np.ndarray) -> tuple[Race, ...]:
+    groups: dict[tuple[object, ...], list[tuple[int, int, int]]] = {}
+    for index in range(len(pairs)):
+        first, second = _in_order(tables, execution, pairs[index])
+        op_a, op_b = (tables.op(int(execution.log.op[s])) for s in (first, second))
+        agent_a, agent_b = (_agent(tables, execution, s) for s in (first, second))
+        key = (op_a.site, op_a.phase, op_b.site, op_b.phase, agent_a.rank == agent_b.rank, agent_b.call - agent_a.call)
+        groups.setdefault(key, []).append((first, second, index))
+    return tuple(_race(tables, execution, pairs[m[0][2]], m[0][0], m[0][1], len(m)) for m in groups.values())
+
+
+def _agent(tables: Tables, execution: Execution, step: int):  # noqa: ANN202
+    return tables.program.agents[int(tables.ops[execution.log.op[step], t.AGENT])]
+
+
+def _in_order(tables: Tables, execution: Execution, pair: np.ndarray) -> tuple[int, int]:
+    """The two steps, the one that should come first first: the earlier call; within a call, the write."""
+    a, b = int(pair[0]), int(pair[1])
+    call_a, call_b = _agent(tables, execution, a).call, _agent(tables, execution, b).call
+    if call_a != call_b:
+        return (a, b) if call_a < call_b else (b, a)
+    if pair[4] and pair[5]:
+        return a, b
+    return (a, b) if pair[4] else (b, a)
+
+
+def _race(tables: Tables, execution: Execution, pair: np.ndarray, first: int, second: int, count: int) -> Race:
+    kinds = {int(pair[0]): "write" if pair[4] else "read", int(pair[1]): "write" if pair[5] else "read"}
+    one = access_of(tables, int(execution.log.op[first]), kinds[first])
+    two = access_of(tables, int(execution.log.op[second]), kinds[second])
+    cells = _common_cells(tables, execution, first, second, kinds)
+    region = tables.program.regions[int(tables.cell_region[cells[0]])]
+    starts, lengths = tables.cell_start[cells], tables.cell_length[cells]
+    slot, offset = region.slot(int(starts[0]))
+    base = int(starts[0]) - offset
+    return Race(
+        first=one,
+        second=two,
+        region=f"{slot} of rank {region.rank}",
+        elements=ranges([int(start) - base for start in starts], [int(length) for length in lengths]),
+        missing=_missing(tables, execution, first, second),
+        pairs=count,
+    )
+
+
+def _cells(tables: Tables, execution: Execution, step: int, kind: str) -> np.ndarray:
+    row = tables.moves[execution.log.row[step]]
+    n = int(row[t.M_COUNT])
+    if kind == "write":
+        return tables.items[row[t.M_DST] : row[t.M_DST] + n]
+    offsets = tables.sources[row[t.M_SOURCES] : row[t.M_SOURCES] + row[t.M_N_SOURCES]]
+    return np.concatenate([tables.items[o : o + n] for o in offsets])
+
+
+def _common_cells(
+    tables: Tables, execution: Execution, first: int, second: int, kinds: dict[int, str]
+) -> np.ndarray:
+    return np.intersect1d(
+        _cells(tables, execution, first, kinds[first]), _cells(tables, execution, second, kinds[second])
+    )
+
+
+def _missing(tables: Tables, execution: Execution, first: int, second: int) -> str:
+    """What the first side does after its access and the second before its own, and that nothing connects the two."""
+    one, two = _agent(tables, execution, first), _agent(tables, execution, second)
+    release = _next_release(tables, execution, first)
+    acquire = _last_acquire(tables, execution, second)
+    after = f"it next releases at {release}" if release else "it never releases after it"
+    before = f"its last acquire before is {acquire}" if acquire else "it acquires nothing before it"
+    return (
+        f"{one.name} must be done with op {_position(tables, execution, first)} before {two.name} does op "
+        f"{_position(tables, execution, second)}; {one.name}: {after}; {two.name}: {before}; no chain of release and "
+        f"acquire leads from the one to the other"
+    )
+
+
+def _position(tables: Tables, execution: Execution, step: int) -> int:
+    return int(tables.ops[execution.log.op[step], t.POSITION])
+
+
+def _next_release(tables: Tables, execution: Execution, step: int) -> str | None:
+    agent = int(tables.ops[execution.log.op[step], t.AGENT])
+    for later in range(step + 1, execution.steps):
+        row = int(execution.log.op[later])
+        if row >= 0 and tables.ops[row, t.AGENT] == agent and _releases(tables.op(row)):
+            return _named(tables, row)
+    return None
+
+
+def _last_acquire(tables: Tables, execution: Execution, step: int) -> str | None:
+    agent = int(tables.ops[execution.log.op[step], t.AGENT])
+    for earlier in range(step - 1, -1, -1):
+        row = int(execution.log.op[earlier])
+        if row >= 0 and tables.ops[row, t.AGENT] == agent and _acquires(tables.op(row)):
+            return _named(tables, row)
+    return None
+
+
+def _named(tables: Tables, row: int) -> str:
+    return f"op {int(tables.ops[row, t.POSITION])} ({tables.op(row).describe()})"
+
+
+def _releases(op: Op) -> bool:
+    return isinstance(op, (Store, Rmw, Fence)) and op.order.releases
+
+
+def _acquires(op: Op) -> bool:
+    return isinstance(op, (Wait, Rmw, Fence)) and op.order.acquires
+
+
+__all__ = ["Access", "Clocks", "Execution", "Expect", "RaceReport", "clocks", "execute", "find_races"]

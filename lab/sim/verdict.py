@@ -1,0 +1,139 @@
+"""What an analysis says: accesses, races, wrong elements, and the verdict that carries them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lab.protocol.tables import Tables
+
+
+@dataclass(frozen=True)
+class Access:
+    """One operation of one agent, as a verdict names it."""
+
+    rank: int
+    block: int
+    call: int
+    op: int
+    kind: str
+    phase: str
+    line: str
+    text: str
+    agent: str
+
+    def __str__(self) -> str:
+        return f"{self.agent}, op {self.op} [{self.phase}] {self.text} ({self.line})"
+
+
+def access_of(tables: Tables, row: int, kind: str) -> Access:
+    """Describe the operation at row `row` of the tables; `kind` says what it did ("read", "write", ...)."""
+    op = tables.op(row)
+    agent = tables.program.agents[int(tables.ops[row, 10])]
+    position = row - int(tables.agent_start[agent.id])
+    text = op.describe()
+    return Access(agent.rank, agent.block, agent.call, position, kind, op.phase, str(op.site), text, agent.name)
+
+
+@dataclass(frozen=True)
+class Race:
+    """Two accesses to the same elements, at least one a write, that no synchronisation orders.
+
+    Attributes:
+        first: The access that should come first: the write of a call before its read, the earlier call before the later.
+        second: The other.
+        region: The slot or buffer, in the protocol's words.
+        elements: Ranges [lo, hi) of the region's elements where they meet.
+        missing: The order that is missing and what each side does instead.
+        pairs: How many pairs of operations (ranks, blocks, calls) are of this kind.
+    """
+
+    first: Access
+    second: Access
+    region: str
+    elements: tuple[tuple[int, int], ...]
+    missing: str
+    pairs: int
+
+    def __str__(self) -> str:
+        spans = ", ".join(f"{lo}..{hi - 1}" for lo, hi in self.elements[:4])
+        more = f" and {len(self.elements) - 4} more ranges" if len(self.elements) > 4 else ""
+        return (
+            f"{self.first.kind} / {self.second.kind} of {self.region}, elements {spans}{more}\n"
+            f"  {self.first}\n  {self.second}\n  missing: {self.missing}"
+        )
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """Elements of an output that do not hold what is due.
+
+    Attributes:
+        rank, call: Whose output, of which launch.
+        region: The output.
+        elements: Ranges [lo, hi).
+        holds: What they hold, by provenance.
+        due: What is due.
+        chain: The operations that carried the value, oldest first.
+    """
+
+    rank: int
+    call: int
+    region: str
+    elements: tuple[tuple[int, int], ...]
+    holds: str
+    due: str
+    chain: tuple[Access, ...]
+
+    def __str__(self) -> str:
+        spans = ", ".join(f"{lo}..{hi - 1}" for lo, hi in self.elements[:4])
+        return f"rank {self.rank}, {self.region}, element {spans}: {self.holds}, where {self.due} is due"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer of `lab check`.
+
+    Attributes:
+        verdict: ok, wrong, hang, abort or race.
+        protocol, config: What was checked.
+        memory: The memory model.
+        races: Racing pairs, one of each kind.
+        wrong: Wrong elements of the first failing execution.
+        hang: Who waits for what, when nothing can move.
+        abort: The protocol's own abort record, decoded.
+        schedule: One line that `lab replay` repeats.
+        witness: The steps that matter.
+        executions, failing: Executions explored and how many of them failed.
+        proof: What the verdict covers and what it does not.
+    """
+
+    verdict: str
+    protocol: str
+    config: dict[str, object]
+    memory: str
+    races: tuple[Race, ...] = ()
+    wrong: tuple[Wrong, ...] = ()
+    hang: tuple[str, ...] = ()
+    abort: str | None = None
+    schedule: str | None = None
+    witness: tuple[str, ...] = ()
+    executions: int = 0
+    failing: int = 0
+    proof: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def ok(self) -> bool:
+        """Whether no defect was found."""
+        return self.verdict == "ok"
+
+
+def ranges(starts: list[int], lengths: list[int]) -> tuple[tuple[int, int], ...]:
+    """Merge cells (start, length) into sorted, disjoint ranges [lo, hi)."""
+    merged: list[tuple[int, int]] = []
+    for start, length in sorted(zip(starts, lengths, strict=True)):
+        if merged and merged[-1][1] >= start:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], start + length))
+        else:
+            merged.append((start, start + length))
+    return tuple(merged)
