@@ -17,6 +17,7 @@ from lab.protocol.write import (
     RELEASE,
     SYSTEM,
     UNCACHED,
+    AbortWords,
     Block,
     Declare,
     Expr,
@@ -74,6 +75,28 @@ def abort(b: Block, phase: int, peer: int, seq: Expr) -> None:
     b.ret()
 
 
+def abort_record(words: AbortWords) -> str | None:
+    """Decode the 64-bit report: bits 0-7 set, 8-11 phase, 12-15 peer, 16-31 polls / 1024, 32-63 sequence number."""
+    low, seq = words("report", 0), words("report", 1)
+    if not low & 0xFF:
+        return None
+    phase, peer = low >> 8 & 0xF, low >> 12 & 0xF
+    what = {
+        GRID_BARRIER: "own grid barrier",
+        SCATTER_FLAG: f"flag of peer {peer} after the scatter",
+        SECOND_GRID_BARRIER: "second grid barrier",
+        ALLGATHER_FLAG: f"flag of peer {peer} after the allgather",
+    }.get(phase, "unknown phase")
+    return f"phase {phase} ({what}), peer {peer}, collective #{seq}, {(low >> 16) * 1024} polls"
+
+
+def parts(b: Block) -> tuple[list[slice], list[int]]:
+    """Elements of each rank's part, and their number: n // world each, the last rank takes the rest."""
+    part = b.elements // b.world
+    chunk = [slice(j * part, (j + 1) * part if j < b.world - 1 else b.elements) for j in range(b.world)]
+    return chunk, [c.stop - c.start for c in chunk]
+
+
 def wait_or_abort(b: Block, at, value, scope, phase: int, peer: int, seq: Expr) -> None:  # noqa: D103
     b.leader.wait(at, ">=", value, ACQUIRE, scope, SPIN_CAP, lambda: abort(b, phase, peer, seq))
 
@@ -105,7 +128,7 @@ def terms(b: Block, p: Expr, part: slice, own: slice) -> list[View]:
     return [b.input[own] if j == b.rank else b.mine.staging[p, j][part] for j in range(b.world)]
 
 
-@protocol(memory=staging_and_flags, blocks=grid, options={"pace": 0}, bytes=64 * KIB, world=4)
+@protocol(memory=staging_and_flags, blocks=grid, abort_record=abort_record, options={"pace": 0}, bytes=64 * KIB, world=4)
 def seed_one_shot(b: Block) -> None:
     """rdna_ar one-shot: push the whole input to every peer, flag, reduce locally."""
     n = b.elements
@@ -125,12 +148,10 @@ def seed_one_shot(b: Block) -> None:
     b.reduce(terms(b, p, slice(n), slice(n)), b.output)
 
 
-@protocol(memory=staging_and_flags, blocks=grid, options={"pace": 0}, bytes=64 * KIB, world=4)
+@protocol(memory=staging_and_flags, blocks=grid, abort_record=abort_record, options={"pace": 0}, bytes=64 * KIB, world=4)
 def seed_two_shot(b: Block) -> None:
     """rdna_ar two-shot: reduce-scatter by push, then allgather by push into the slots of the other parity."""
-    part = b.elements // b.world
-    chunk = [slice(j * part, (j + 1) * part if j < b.world - 1 else b.elements) for j in range(b.world)]
-    size = [c.stop - c.start for c in chunk]
+    chunk, size = parts(b)
     seq = b.share(b.leader.load(b.mine.seqbuf, ACQUIRE, DEVICE, "seqbuf") + 1)
     p = b.let(seq % 2)
     q = 1 - p

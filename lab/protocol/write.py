@@ -55,6 +55,8 @@ WAVE, BLOCK, DEVICE, SYSTEM = Scope
 UNCACHED, CACHED, HOST_MAPPED, BLOCK_SHARED = Memory
 KIB = 1024
 MIB = 1024 * KIB
+AbortWords = Callable[[str, int], int]
+AbortRecord = Callable[[AbortWords], "str | None"]
 ITEMSIZE = {"fp16": 2, "bf16": 2, "fp32": 4}
 VECTOR_BYTES = 16
 _BLOCK_EXITED = 1 << 20  # added to a block's barrier counter when its leader returns: every later barrier is passed
@@ -513,7 +515,12 @@ class Protocol:
     defaults: Config
     scenarios: dict[str, Callable[[Host], None]]
     accepts: Callable[[Config], str | None]
+    abort_record: Callable[[AbortWords], str | None]
     about: str
+
+    def named(self, name: str) -> Protocol:
+        """The same protocol under the name by which the user refers to it."""
+        return replace(self, name=name)
 
     def config(self, **changes: Any) -> Config:
         """The defaults with `changes`; unknown options are refused.
@@ -585,6 +592,7 @@ def protocol(
     threads: int = 256,
     scenarios: dict[str, Callable[[Host], None]] | None = None,
     accepts: Callable[[Config], str | None] = lambda config: None,
+    abort_record: AbortRecord = lambda words: None,
     options: dict[str, object] | None = None,
     **defaults: Any,
 ) -> Callable[[Callable[[Block], None]], Protocol]:
@@ -596,6 +604,7 @@ def protocol(
         threads: Threads a block.
         scenarios: What the hosts do, by name, besides `back_to_back` and `isolated`; the first given is the default.
         accepts: Why a configuration is refused, or None.
+        abort_record: Decodes the protocol's own abort record of one rank from `words(region name, index)`; None: no abort.
         options: The protocol's own options with their defaults, found in `b.options`.
         **defaults: Defaults of `Config`.
     """
@@ -610,7 +619,7 @@ def protocol(
         config = Config(**given, options=tuple(sorted((options or {}).items())))
         about = inspect.getdoc(kernel) or ""
         name = kernel.__name__
-        return Protocol(name, kernel, memory, blocks, threads, config, {**SCENARIOS, **own}, accepts, about)
+        return Protocol(name, kernel, memory, blocks, threads, config, {**SCENARIOS, **own}, accepts, abort_record, about)
 
     return wrap
 

@@ -24,7 +24,7 @@ MEMORY_MODELS = ("sc", "posted")
 # How a run ended.
 DONE, HANG, STEP_LIMIT, DIVERGED = range(4)
 # What picks the next step.
-RANDOM, REPLAY, RUN_ON, PCT = range(4)
+RANDOM, REPLAY, RUN_ON, PCT, TOLERANT = range(5)
 _SYSTEM = int(Scope.SYSTEM)
 _NO_MOVE, _ENABLED, _PARKED, _DRAINING, _POLLING, _FINISHED = range(6)
 _NEVER = 1 << 62
@@ -596,6 +596,15 @@ def _may_time_out(s, st, agent):
 
 
 @njit(cache=True, _nrt=False)
+def _may_choose(s, st, entity):
+    """Whether `entity` is enabled, or is the timeout of an agent that may time out."""
+    timeouts = len(st.pc) + s.world * s.world
+    if entity < timeouts:
+        return entity >= 0 and st.place[entity] >= 0
+    return entity < len(st.priority) and _may_time_out(s, st, entity - timeouts)
+
+
+@njit(cache=True, _nrt=False)
 def _highest(st):
     best = st.enabled[0]
     for k in range(1, st.counts[C_ENABLED]):
@@ -618,7 +627,8 @@ def run(s, st, log, policy, seed, choices, change_points, early_timeout, max_ste
 
     Args:
         s, st, log: From `static`, `new_state`, `new_log`.
-        policy: RANDOM, PCT, REPLAY (`choices`, then RUN_ON) or RUN_ON (the same agent until it blocks, then the lowest).
+        policy: RANDOM; PCT; RUN_ON (the same agent until it blocks, then the lowest); REPLAY (`choices`, then RUN_ON);
+            TOLERANT (like REPLAY, but leaves out choices that are not enabled).
         seed: Of the scheduler.
         choices: int32 entities, for REPLAY: agent a is a, link source * world + destination is agents + that, the timeout of
             agent a is agents + world**2 + a.
@@ -642,18 +652,20 @@ def run(s, st, log, policy, seed, choices, change_points, early_timeout, max_ste
             x = _next_random(x)
             st.priority[entity] = _below(x, 1 << 30) + (1 << 20)
     step = np.int64(0)
+    cursor = np.int64(0)
     current = np.int64(-1)
     while step < max_steps:
         st.counts[C_STEPS] = step
         n = st.counts[C_ENABLED]
         x = _next_random(x)
         chosen = np.int64(-1)
-        if policy == REPLAY and step < len(choices):
-            chosen = choices[step]
-            if chosen < agents + s.world * s.world:
-                if chosen < 0 or st.place[chosen] < 0:
-                    return DIVERGED
-            elif chosen >= len(st.priority) or not _may_time_out(s, st, chosen - agents - s.world * s.world):
+        if policy == TOLERANT:
+            while cursor < len(choices) and not _may_choose(s, st, choices[cursor]):
+                cursor += 1
+        if (policy == REPLAY or policy == TOLERANT) and cursor < len(choices):
+            chosen = np.int64(choices[cursor])
+            cursor += 1
+            if not _may_choose(s, st, chosen):
                 return DIVERGED
         elif n == 0:
             chosen = _timed_out(s, st, x)
@@ -683,6 +695,8 @@ def run(s, st, log, policy, seed, choices, change_points, early_timeout, max_ste
             if s.ops[st.pc[chosen], t.KIND] == t.WAIT and not _word_wait_met(s, st, st.pc[chosen], chosen):
                 # Met when the agent was enabled, not any more: it polls again and sees nothing.
                 _settle(s, st, chosen)
+                if policy == REPLAY:
+                    return DIVERGED
                 continue
             _execute(s, st, log, chosen, step)
         elif chosen < agents + s.world * s.world:

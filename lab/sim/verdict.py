@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lab.protocol.tables import Tables
+from lab.protocol.tables import AGENT, Tables
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Access:
 def access_of(tables: Tables, row: int, kind: str) -> Access:
     """Describe the operation at row `row` of the tables; `kind` says what it did ("read", "write", ...)."""
     op = tables.op(row)
-    agent = tables.program.agents[int(tables.ops[row, 10])]
+    agent = tables.program.agents[int(tables.ops[row, AGENT])]
     position = row - int(tables.agent_start[agent.id])
     text = op.describe()
     return Access(agent.rank, agent.block, agent.call, position, kind, op.phase, str(op.site), text, agent.name)

@@ -1,0 +1,82 @@
+"""Protocols by name: the ones that come with the lab, and a user's own `file.py:name`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+
+from lab.errors import LabError, UnknownNameError
+from lab.protocol.write import Protocol
+
+BUILT_IN = {
+    "seed_one_shot": "lab.protocol.seed_rdna_ar",
+    "seed_two_shot": "lab.protocol.seed_rdna_ar",
+    "repaired_two_shot": "lab.protocol.repaired_rdna_ar",
+}
+
+
+def names() -> list[str]:
+    """The protocols that come with the lab."""
+    return list(BUILT_IN)
+
+
+def load(reference: str) -> Protocol:
+    """The protocol that `reference` names: a name of `names()`, or `path/to/file.py:name`.
+
+    Raises:
+        LabError: There is no such protocol, or its file cannot be run.
+    """
+    if ":" in reference or reference.endswith(".py"):
+        return _from_file(reference)
+    if reference not in BUILT_IN:
+        raise UnknownNameError("protocol", reference, BUILT_IN, hint="`lab list` shows all; a file is `path.py:name`")
+    return getattr(importlib.import_module(BUILT_IN[reference]), reference)
+
+
+def _from_file(reference: str) -> Protocol:
+    path_text, _, name = reference.rpartition(":") if ":" in reference else (reference, "", "")
+    path = Path(path_text)
+    if not path.is_file():
+        raise LabError("there is no such protocol file", value=path_text)
+    found = {key: value for key, value in vars(_run(path)).items() if isinstance(value, Protocol)}
+    own = {key: value for key, value in found.items() if Path(value.kernel.__code__.co_filename) == path.resolve()}
+    if not name:
+        raise LabError(
+            "say which protocol of the file", value=path_text, hint=f"it defines {', '.join(own or found) or 'none'}"
+        )
+    if name not in found:
+        raise UnknownNameError(f"protocol in {path_text}", name, own or found, hint=_defined(own or found))
+    return found[name].named(reference)
+
+
+def _defined(found: dict[str, Protocol]) -> str:
+    if found:
+        return f"it defines {', '.join(found)}"
+    return "it defines none; decorate a function with @protocol(...) from lab.protocol.write"
+
+
+def _run(path: Path):  # noqa: ANN202
+    """Run a protocol file as a module; its directory may be imported from, as for a script."""
+    spec = importlib.util.spec_from_file_location(f"lab_user_{path.stem}", path.resolve())
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except LabError:
+        raise
+    except Exception as problem:
+        frames = [f for f in traceback.extract_tb(problem.__traceback__) if f.filename == str(path.resolve())]
+        where = f"line {frames[-1].lineno}: {frames[-1].line}" if frames else None
+        raise LabError(
+            f"the protocol file raised {type(problem).__name__}: {problem}", value=str(path), hint=where
+        ) from problem
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+__all__ = ["BUILT_IN", "load", "names"]
