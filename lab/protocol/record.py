@@ -196,6 +196,26 @@ class Verbs:
             on_timeout=self._handler(on_timeout),
         )
 
+    def try_wait(
+        self, at: WordRef | Buffer, cond: str, value: Expr | int, order: Order, scope: Scope, bound: int
+    ) -> Reg:
+        """Poll like `wait`, but after `bound` polls without success go on; returns 1 if the condition was met, else 0."""
+        met, gave_up = self.let(0, "met"), Label()
+        self._emit(
+            Wait,
+            word=word_ref(at),
+            cond=CONDITIONS[cond],
+            value=word(value),
+            order=order,
+            scope=scope,
+            bound=bound,
+            on_timeout=gave_up,
+        )
+        self.assign(met, 1)
+        if self._recorder is not None:
+            self._recorder.place(gave_up)
+        return met
+
     def _handler(self, on_timeout: Callable[[], None] | None) -> Label | None:
         if on_timeout is None or self._recorder is None:
             return None

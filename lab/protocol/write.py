@@ -59,6 +59,7 @@ AbortWords = Callable[[str, int], int]
 AbortRecord = Callable[[AbortWords], "str | None"]
 ITEMSIZE = {"fp16": 2, "bf16": 2, "fp32": 4}
 VECTOR_BYTES = 16
+MAX_BLOCKS = 1024
 _BLOCK_EXITED = 1 << 20  # added to a block's barrier counter when its leader returns: every later barrier is passed
 
 
@@ -103,7 +104,13 @@ class Config:
 
 
 class Declare:
-    """Handed to a protocol's `memory` function once per rank: declares what that rank owns."""
+    """Handed to a protocol's `memory` function once per rank: declares what that rank owns.
+
+    Attributes:
+        rank, world, itemsize, options: As in `Block`.
+        max_bytes, max_elements: The gate.
+        blocks: The largest grid of any call.
+    """
 
     def __init__(self, builder: _Builder, rank: int) -> None:
         self._builder = builder
@@ -112,6 +119,7 @@ class Declare:
         self.itemsize = builder.config.itemsize
         self.max_bytes = builder.config.max_bytes
         self.max_elements = self.max_bytes // self.itemsize
+        self.blocks = max(builder.grid(size) for size in (*builder.config.bytes, self.max_bytes))
         self.options: dict[str, Any] = builder.options
 
     def payload(self, name: str, elements: int, memory: Memory = CACHED, **dims: int) -> None:
@@ -425,9 +433,28 @@ class Host(Verbs):
 
         `overlap` lets it start before the kernel ahead of it on the stream has ended (programmatic dependent launch).
         """
+        launch = self.capture(
+            input, output, kernel=kernel, nbytes=nbytes, blocks=blocks, stream=stream, overlap=overlap, args=args
+        )
+        self.replay(launch)
+        return launch
+
+    def capture(
+        self,
+        input: Buffer | None = None,
+        output: Buffer | None = None,
+        *,
+        kernel: Callable[[Block], None] | None = None,
+        nbytes: int | None = None,
+        blocks: int | None = None,
+        stream: int = 0,
+        overlap: bool = False,
+        args: dict[str, Any] | None = None,
+    ) -> Launch:
+        """Capture a launch, as a graph does, without running it: its arguments are frozen; `replay` runs it."""
         size = nbytes if nbytes is not None else (input.elements * self.config.itemsize if input else 0)
         grid = blocks if blocks is not None else self._builder.grid(size)
-        launch = Launch(
+        return Launch(
             kernel or self._builder.protocol.kernel,
             input,
             output,
@@ -438,8 +465,6 @@ class Host(Verbs):
             overlap,
             args or {},
         )
-        self.replay(launch)
-        return launch
 
     def replay(self, launch: Launch) -> None:
         """Launch again with frozen arguments, as a captured graph does."""
@@ -447,26 +472,26 @@ class Host(Verbs):
         go = self._builder.new_launch(self.rank, self._calls, launch)
         self._emit(Store, word=go.word, value=word(1), order=RELEASE, scope=SYSTEM)
 
-    def produce(self, buffer: Buffer, stream: int = 0) -> None:
+    def produce(self, buffer: View | Buffer, stream: int = 0) -> None:
         """A kernel on the stream that writes new values into `buffer` (the next input, in place)."""
         self._version += 1
-        source = (self.rank, self._version)
-        self._stream_kernel(stream, Fill, "produce", dst=span_of(buffer), source=source, constant=buffer.region.constant)
+        source, span = (self.rank, self._version), span_of(buffer)
+        self._stream_kernel(stream, Fill, "produce", dst=span, source=source, constant=span.region.constant)
 
-    def consume(self, output: Buffer, version: int | None = None, stream: int = 0) -> None:
+    def consume(self, output: View | Buffer, version: int | None = None, stream: int = 0) -> None:
         """A kernel on the stream that reads `output`, due to hold the sum of the inputs of `version` (default: the last)."""
         due = self._due(version)
         self._stream_kernel(stream, Expect, "consume", span=span_of(output), due=due, constant=False)
 
-    def fill(self, buffer: Buffer, poison: bool = False) -> None:
+    def fill(self, buffer: View | Buffer, poison: bool = False) -> None:
         """The host writes new values (or poison) into `buffer`."""
         if not poison:
             self._version += 1
         source = None if poison else (self.rank, self._version)
         span = span_of(buffer)
-        self._emit(Fill, dst=span, source=source, constant=buffer.region.constant, mapping=WHOLE)
+        self._emit(Fill, dst=span, source=source, constant=span.region.constant, mapping=WHOLE)
 
-    def expect(self, output: Buffer, input: Buffer, failed: bool = False) -> Reg | None:
+    def expect(self, output: View | Buffer, input: Buffer, failed: bool = False) -> Reg | None:
         """The host compares `output` with the sum of all ranks' `input`. With `failed`, returns 1 if any element differs."""
         assert input.region.source is not None
         dst = self._register("failed") if failed else None
@@ -559,7 +584,7 @@ class Protocol:
         _in_range("calls", config.calls, 1, 4096)
         _in_range("waves", config.waves, 1, 32)
         if config.blocks is not None:
-            _in_range("blocks", config.blocks, 1, 1024)
+            _in_range("blocks", config.blocks, 1, MAX_BLOCKS)
         if config.dtype not in ITEMSIZE:
             raise UnknownNameError("dtype", config.dtype, ITEMSIZE)
         if config.scenario not in self.scenarios:
@@ -588,7 +613,7 @@ def _in_range(name: str, value: int, lo: int, hi: int) -> None:
 def protocol(
     *,
     memory: Callable[[Declare], None],
-    blocks: Callable[[int], int] = lambda nbytes: 1,
+    blocks: Callable[[int], int] | int = 1,
     threads: int = 256,
     scenarios: dict[str, Callable[[Host], None]] | None = None,
     accepts: Callable[[Config], str | None] = lambda config: None,
@@ -600,7 +625,7 @@ def protocol(
 
     Args:
         memory: Declares the regions of one rank.
-        blocks: The grid for a message of so many bytes.
+        blocks: The grid for a message of so many bytes; a number is the default of a grid that the configuration sets.
         threads: Threads a block.
         scenarios: What the hosts do, by name, besides `back_to_back` and `isolated`; the first given is the default.
         accepts: Why a configuration is refused, or None.
@@ -614,12 +639,15 @@ def protocol(
         own = scenarios or {}
         first = next(iter(own), "back_to_back")
         given = {"scenario": first, **defaults}
+        if isinstance(blocks, int):
+            given["blocks"] = blocks
         if isinstance(given.get("bytes"), int):
             given["bytes"] = (given["bytes"],)
         config = Config(**given, options=tuple(sorted((options or {}).items())))
         about = inspect.getdoc(kernel) or ""
         name = kernel.__name__
-        return Protocol(name, kernel, memory, blocks, threads, config, {**SCENARIOS, **own}, accepts, abort_record, about)
+        grid = (lambda nbytes: MAX_BLOCKS) if isinstance(blocks, int) else blocks
+        return Protocol(name, kernel, memory, grid, threads, config, {**SCENARIOS, **own}, accepts, abort_record, about)
 
     return wrap
 
