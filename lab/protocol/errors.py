@@ -26,15 +26,19 @@ class ProtocolError(LabError):
 
 
 def user_site() -> Site:
-    """The innermost line of source outside the language itself."""
+    """Where the user's text is: the innermost line outside the language, and the line of the protocol that led there."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename in _LANGUAGE:
         frame = frame.f_back
     if frame is None:
         return Site("<unknown>", 0, "")
-    return _site(frame.f_code.co_filename, frame.f_lineno)
+    inner = outer = frame
+    while frame is not None and frame.f_code.co_filename not in _LANGUAGE:
+        outer, frame = frame, frame.f_back
+    code = inner.f_code
+    return _site(code.co_filename, inner.f_lineno, outer.f_lineno if outer is not inner else 0, code.co_name)
 
 
 @cache
-def _site(file: str, line: int) -> Site:
-    return Site(file, line, linecache.getline(file, line).strip())
+def _site(file: str, line: int, called_at: int, function: str) -> Site:
+    return Site(file, line, linecache.getline(file, line).strip(), called_at, function)

@@ -83,14 +83,23 @@ class Cond(IntEnum):
 
 @dataclass(frozen=True)
 class Site:
-    """Where in the user's source an operation was written."""
+    """Where in the user's source an operation was written.
+
+    Attributes:
+        file, line, text: The line itself.
+        called_at: The line of the protocol function that called a helper that holds it; 0: the line is the protocol's own.
+        function: The helper's name.
+    """
 
     file: str
     line: int
     text: str
+    called_at: int = 0
+    function: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
+        name = self.file.rsplit("/", 1)[-1]
+        return f"{name}:{self.called_at} ({self.function}:{self.line})" if self.called_at else f"{name}:{self.line}"
 
 
 @dataclass(frozen=True)
@@ -456,5 +465,5 @@ class Program:
             if op.phase != phase:
                 phase = op.phase
                 lines.append(f"  -- {phase}")
-            lines.append(f"  {position:>4}  {op.site!s:<24} {op.describe()}")
+            lines.append(f"  {position:>4}  {op.site!s:<38} {op.describe()}")
         return "\n".join(lines)

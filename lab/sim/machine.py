@@ -92,6 +92,7 @@ class Log(NamedTuple):
     value: np.ndarray  # word read or written
     row: np.ndarray  # word id, or row of moves
     reads: np.ndarray  # step that wrote each cell read, by Static.reads_at
+    wrote: np.ndarray  # fingerprint written to each cell, by Static.pending_at
     wrong: np.ndarray  # (row of ops, item) of wrong elements, in the order found
 
 
@@ -191,6 +192,7 @@ def new_log(s: Static, level: int) -> Log:
         value=np.zeros(full, np.int64),
         row=np.zeros(full, np.int32),
         reads=np.full(int(s.reads_at[-1]) + 1 if level == LEVEL_FULL else 1, -1, np.int32),
+        wrote=np.zeros(int(s.pending_at[-1]) + 1 if level == LEVEL_FULL else 1, np.uint64),
         wrong=np.zeros((int(expects) + 1 if level == LEVEL_FULL else 1, 2), np.int32),
     )
 
@@ -396,6 +398,8 @@ def _move(s, st, log, op, row, agent, step):
             for k in range(n_sources):
                 total += st.cell[s.items[s.sources[first + k] + i]]
             st.pending[s.pending_at[row] + i] = total
+            if log.level == LEVEL_FULL:
+                log.wrote[s.pending_at[row] + i] = total
         _post(s, st, op, row, stamp, agent, rank, step)
         return
     if n_sources == 1:
@@ -412,6 +416,9 @@ def _move(s, st, log, op, row, agent, step):
             to = s.items[dst + i]
             st.cell[to] = total
             st.cell_writer[to] = step
+    if log.level == LEVEL_FULL:
+        for i in range(n):
+            log.wrote[s.pending_at[row] + i] = st.cell[s.items[dst + i]]
     if stamped:
         for i in range(n):
             st.stamp[s.items[dst + i]] = stamp
@@ -521,6 +528,8 @@ def _execute(s, st, log, agent, step):
         for i in range(s.moves[address, t.M_COUNT]):
             st.cell[s.items[dst + i]] = s.values[at + i]
             st.cell_writer[s.items[dst + i]] = step
+            if log.level == LEVEL_FULL:
+                log.wrote[s.pending_at[address] + i] = s.values[at + i]
     elif kind == t.EXPECT:
         wrong = _expect(s, st, log, pc, address)
         if s.ops[pc, t.DST] >= 0:

@@ -21,11 +21,11 @@ import numpy as np
 from numba import njit
 
 from lab.protocol import tables as t
-from lab.protocol.program import Expect, Fence, Move, Op, Rmw, Scope, Store, Wait
+from lab.protocol.program import Fence, Move, Op, Rmw, Scope, Store, Wait
 from lab.protocol.tables import Tables
 from lab.sim import machine as m
 from lab.sim import words
-from lab.sim.verdict import Access, Race, access_of, ranges
+from lab.sim.verdict import Race, access_of, ranges
 
 _BLOCK, _DEVICE, _SYSTEM = int(Scope.BLOCK), int(Scope.DEVICE), int(Scope.SYSTEM)
 _LEVELS = 4
@@ -33,13 +33,15 @@ _LEVELS = 4
 
 @dataclass(frozen=True)
 class Execution:
-    """One run, recorded: the log cut to its length, and how it ended."""
+    """One run under a memory model, recorded in full, and how it ended (see `machine.run`)."""
 
     tables: Tables
+    memory: str
     outcome: int
     steps: int
     log: m.Log
     state: m.State
+    static: m.Static
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def execute(
     state, log = m.new_state(static, tables.registers), m.new_log(static, m.LEVEL_FULL)
     steps = np.zeros(0, np.int32) if choices is None else choices.astype(np.int32)
     outcome = m.run(static, state, log, policy, seed, steps, np.zeros(0, np.int64), 0, len(log.choice) - 1, False)
-    return Execution(tables, outcome, int(state.counts[m.C_STEPS]), log, state)
+    return Execution(tables, memory, outcome, int(state.counts[m.C_STEPS]), log, state, static)
 
 
 def clocks(execution: Execution) -> Clocks:
@@ -275,13 +277,13 @@ def find_races(tables: Tables, execution: Execution | None = None) -> RaceReport
     """Check one execution (by default: each agent runs on until it blocks) for races."""
     execution = execution or execute(tables)
     found = clocks(execution)
-    cells, steps, writes = _accesses(tables, execution)
+    cells, steps, writes = accesses(tables, execution)
     order = np.lexsort((steps, cells))
     pairs = _all_pairs(cells[order], steps[order], writes[order], found.rows, found.time, found.chain)
     return RaceReport(_describe(tables, execution, pairs), pairs, execution, found)
 
 
-def _accesses(tables: Tables, execution: Execution) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def accesses(tables: Tables, execution: Execution) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(cell, step, is a write) of every payload access of an execution, packets left out."""
     steps = np.flatnonzero(execution.log.op[: execution.steps] >= 0)
     kinds = tables.ops[execution.log.op[steps], t.KIND]
@@ -474,6 +476,3 @@ def _releases(op: Op) -> bool:
 
 def _acquires(op: Op) -> bool:
     return isinstance(op, (Wait, Rmw, Fence)) and op.order.acquires
-
-
-__all__ = ["Access", "Clocks", "Execution", "Expect", "RaceReport", "clocks", "execute", "find_races"]

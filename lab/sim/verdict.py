@@ -99,6 +99,7 @@ class Verdict:
         memory: The memory model.
         races: Racing pairs, one of each kind.
         wrong: Wrong elements of the first failing execution.
+        means: What the wrong outputs of that execution average to, with constant inputs (rank + 1) * call.
         hang: Who waits for what, when nothing can move.
         abort: The protocol's own abort record, decoded.
         schedule: One line that `lab replay` repeats.
@@ -112,6 +113,7 @@ class Verdict:
     config: dict[str, object]
     memory: str
     races: tuple[Race, ...] = ()
+    means: tuple[str, ...] = ()
     wrong: tuple[Wrong, ...] = ()
     hang: tuple[str, ...] = ()
     abort: str | None = None

@@ -1,0 +1,63 @@
+"""Pieces that several of the published protocols have in common: a cross-rank barrier, a push, a host that reuses its input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lab.protocol.expr import Expr
+from lab.protocol.write import ACQUIRE, RELEASE, SYSTEM, Block, Config, Declare, Host, Order, Scope
+
+
+def flag_per_block_and_rank(m: Declare, *names: str) -> None:
+    """Flag regions: one word a (block, source rank); the rank of that number is the only one to write it."""
+    for name in names:
+        m.words(name, m.world, block=m.blocks)
+
+
+def cross_rank_barrier(
+    b: Block,
+    flags: str,
+    epoch: Expr | int,
+    release: Order = RELEASE,
+    acquire: Order = ACQUIRE,
+    polled_at: Scope = SYSTEM,
+) -> None:
+    """Barrier between the blocks of this index on all ranks: flag every peer, wait for every peer's flag, grow-only."""
+    b.barrier()
+    for j in b.peers:
+        b.leader.store(getattr(b.on(j), flags)[b.block, b.rank], epoch, release, SYSTEM)
+    for j in b.peers:
+        b.leader.wait(getattr(b.mine, flags)[b.block, j], ">=", epoch, acquire, polled_at)
+    b.barrier()
+
+
+def in_place(h: Host) -> None:
+    """A kernel writes each input into one registered buffer, and the next input after the last call.
+
+    The kernel finds the number of the call, counted from 1, in `b.args["round"]`.
+    """
+    for index, nbytes in enumerate(h.sizes()):
+        out = h.output(nbytes)
+        h.produce(h.mine.input)
+        h.launch(h.mine.input, out, nbytes=nbytes, args={"round": index + 1})
+        h.consume(out)
+    h.produce(h.mine.input)
+    h.sync()
+
+
+def only(*scenarios: str) -> Callable[[Config], str | None]:
+    """Refuse every scenario but these, for kernels that read buffers which only these fill."""
+
+    def refusal(config: Config) -> str | None:
+        return None if config.scenario in scenarios else f"its scenario is {' or '.join(scenarios)}"
+
+    return refusal
+
+
+def one_size(*scenarios: str) -> Callable[[Config], str | None]:
+    """As `only`, and all calls of one size."""
+
+    def refusal(config: Config) -> str | None:
+        return only(*scenarios)(config) or (None if len(set(config.bytes)) == 1 else "its calls are all of one size")
+
+    return refusal

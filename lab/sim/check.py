@@ -1,0 +1,254 @@
+"""`check`: a protocol at a configuration -> a verdict with races, a failing schedule, a small witness, and what was covered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lab.protocol import tables as t
+from lab.protocol.program import Program, Rmw, Store, Wait
+from lab.protocol.tables import Tables, compile_tables
+from lab.protocol.write import Config, Protocol
+from lab.sim import machine as m
+from lab.sim.explain import Explainer, WitnessStep, witness
+from lab.sim.explore import Engine, Exploration, explore
+from lab.sim.minimise import Witness, key_of, smallest_witness
+from lab.sim.races import Execution, execute, find_races
+from lab.sim.schedule import Schedule
+from lab.sim.values import outputs
+from lab.sim.verdict import Race, Verdict
+
+
+def check(
+    protocol: Protocol,
+    config: Config | None = None,
+    *,
+    memory: str = "sc",
+    schedulers: tuple[str, ...] = ("random", "pct"),
+    executions: int = 1000,
+    seed: int = 0,
+    deadline: float | None = None,
+    early_timeout: float = 0.0,
+    minimise: bool = True,
+    progress: Callable[[Exploration], None] | None = None,
+) -> Verdict:
+    """Check a protocol: race check of one execution, then exploration, then a small witness for each race.
+
+    Args:
+        protocol: What to check.
+        config: At which configuration; None: the protocol's defaults.
+        memory: Memory model of the exploration: sc or posted.
+        schedulers, executions, seed, deadline, early_timeout, progress: As in `explore.explore`.
+        minimise: Look for a small witness.
+
+    Returns:
+        The verdict. Ctrl-C during the exploration keeps what was found until then.
+
+    Raises:
+        LabError: The configuration is refused, or the protocol's text is wrong.
+    """
+    config = config or protocol.config()
+    program = protocol.program(config)
+    tables = compile_tables(program)
+    report = find_races(tables)
+    engine = Engine(tables, memory)
+    found = explore(engine, schedulers, executions, seed, deadline, early_timeout, progress)
+    failing = _failing(tables, memory, found, report.execution)
+    small = _smallest(protocol, config, memory, report.races, seed) if minimise else []
+    return _verdict(protocol, config, program, memory, report.races, found, failing, small)
+
+
+def witnesses(protocol: Protocol, config: Config, memory: str = "sc", seed: int = 0) -> list[tuple[Race, Witness | None]]:
+    """Each race of a protocol with its small witness, for pictures and notebooks."""
+    races = find_races(compile_tables(protocol.program(config))).races
+    return [(race, smallest_witness(protocol, config, memory, key_of(race), seed)) for race in races]
+
+
+def _failing(tables: Tables, memory: str, found: Exploration, first: Execution) -> Execution | None:
+    if found.failure is not None:
+        return execute(tables, memory, m.REPLAY, choices=found.failure[2])
+    failed = first.outcome == m.HANG or first.state.counts[m.C_WRONG] or first.state.counts[m.C_TIMEOUTS]
+    return first if failed else None
+
+
+def _smallest(
+    protocol: Protocol, config: Config, memory: str, races: tuple[Race, ...], seed: int
+) -> list[tuple[Race, Witness]]:
+    found = []
+    for race in races:
+        small = smallest_witness(protocol, config, memory, key_of(race), seed)
+        if small is not None:
+            found.append((race, small))
+    return found
+
+
+def _verdict(
+    protocol: Protocol,
+    config: Config,
+    program: Program,
+    memory: str,
+    races: tuple[Race, ...],
+    found: Exploration,
+    failing: Execution | None,
+    small: list[tuple[Race, Witness]],
+) -> Verdict:
+    if failing is None and small:
+        failing = small[0][1].execution
+    wrong, means, hang, abort = (), (), (), None
+    if failing is not None:
+        if failing.state.counts[m.C_WRONG]:
+            wrong, means = tuple(Explainer(failing).wrong()), tuple(wrong_means(failing))
+        hang = tuple(waiting(failing)) if failing.outcome == m.HANG else ()
+        abort = abort_record(protocol, failing)
+        if abort is None and failing.state.counts[m.C_TIMEOUTS]:
+            abort = "a bounded wait gave up; the protocol writes no abort record"
+    kind = "wrong" if wrong else "hang" if hang else "abort" if abort else "race" if races else "ok"
+    line = _schedule_line(protocol, config, program, memory, failing, small)
+    return Verdict(
+        verdict=kind,
+        protocol=protocol.name,
+        config=dict(config.items()),
+        memory=memory,
+        races=races,
+        means=means,
+        wrong=wrong,
+        hang=hang,
+        abort=abort,
+        schedule=line,
+        witness=tuple(story(*small[0])) if small else (),
+        executions=found.executions,
+        failing=found.failing,
+        proof=proof(program, found, memory),
+        notes=tuple(_witness_note(race, pair) for race, pair in _paired(races, small)),
+    )
+
+
+def _paired(races: tuple[Race, ...], small: list[tuple[Race, Witness]]) -> list[tuple[Race, Witness | None]]:
+    by_race = {id(race): pair for race, pair in small}
+    return [(race, by_race.get(id(race))) for race in races]
+
+
+def _witness_note(race: Race, pair: Witness | None) -> str:
+    name = f"{race.first.phase} / {race.second.phase}"
+    if pair is None:
+        return f"race {name}: no schedule tried made a value wrong because of it (benign so far)"
+    c = pair.config
+    return (
+        f"race {name}: wrong values with {c.calls} call(s), world {c.world}, {c.blocks} block(s), {max(c.bytes)} bytes; "
+        f"{len(witness(pair.explainer, pair.fault))} steps that matter"
+    )
+
+
+def _schedule_line(
+    protocol: Protocol,
+    config: Config,
+    program: Program,
+    memory: str,
+    failing: Execution | None,
+    small: list[tuple[Race, Witness]],
+) -> str | None:
+    if small:
+        pair = small[0][1]
+        program, config, choices = pair.execution.tables.program, pair.config, pair.choices
+    elif failing is not None:
+        choices = failing.log.choice[: failing.steps]
+    else:
+        return None
+    return Schedule(protocol.name, config, memory, program.fingerprint(), choices).line(protocol.defaults)
+
+
+def story(race: Race, small: Witness) -> list[str]:
+    """The steps that matter of a witness, one line each."""
+    return [_told(step) for step in witness(small.explainer, small.fault)]
+
+
+def _told(step: WitnessStep) -> str:
+    after = f" (let go by step {step.because})" if step.because >= 0 else ""
+    return f"step {step.step}: {step.access}{after}"
+
+
+def wrong_means(execution: Execution) -> list[str]:
+    """What the wrong outputs average to, in the program's dtype, with constant inputs (rank + 1) * call."""
+    return [
+        f"rank {o.rank}, call {o.call}: mean {o.mean:.4g} where {o.due:.4g} is due, {o.wrong_share:.2%} of elements wrong"
+        for o in outputs(execution)
+        if o.wrong_share
+    ]
+
+
+def waiting(execution: Execution) -> list[str]:
+    """Who waits for what in an execution in which nothing can move any more."""
+    tables, state = execution.tables, execution.state
+    writers = _writers(tables.program)
+    lines = []
+    for agent in tables.program.agents:
+        pc = int(state.pc[agent.id])
+        launched = agent.kind == "host" or pc != int(tables.agent_start[agent.id])
+        if pc >= int(tables.agent_end[agent.id]) or not launched:
+            continue
+        op = tables.op(pc)
+        line = f"{agent.name} waits at op {int(tables.ops[pc, t.POSITION])}: {op.describe()} ({op.site})"
+        if isinstance(op, Wait):
+            known = ", ".join(sorted(writers.get(op.word.region.id, {"nobody"})))
+            line += f"; the word is written by {known}"
+        lines.append(line)
+    return lines
+
+
+def _writers(program: Program) -> dict[int, set[str]]:
+    writers: dict[int, set[str]] = {}
+    for agent in program.agents:
+        for op in agent.ops:
+            if isinstance(op, (Store, Rmw)):
+                writers.setdefault(op.word.region.id, set()).add(f"rank {agent.rank}")
+    return writers
+
+
+def abort_record(protocol: Protocol, execution: Execution) -> str | None:
+    """The protocol's own abort record after an execution, decoded; None: no rank wrote one."""
+    tables = execution.tables
+    by_name = {(r.rank, r.name): r for r in tables.program.regions if r.kind == "words"}
+    for rank in range(tables.program.world):
+
+        def words(name: str, index: int, rank: int = rank) -> int:
+            return int(execution.state.word[int(tables.word_base[by_name[rank, name].id]) + index])
+
+        record = protocol.abort_record(words)
+        if record is not None:
+            return f"rank {rank}: {record}"
+    return None
+
+
+def proof(program: Program, found: Exploration, memory: str) -> str:
+    """What was covered, and what a pass does not prove."""
+    schedules = ", ".join(f"{count} {name}" for name, count in found.by_scheduler.items())
+    stopped = f" (stopped early: {found.stopped})" if found.stopped else ""
+    text = (
+        f"race check: every pair of conflicting accesses of one execution, by vector clocks; explored: {schedules} "
+        f"executions under {memory}{stopped}"
+    )
+    limits = []
+    if _straight_line(program):
+        text += "; words grow only and have one writer or are added to, so one execution stands for every schedule"
+    else:
+        limits.append("control depends on data (branches, resets or several writers of a word), so other schedules may differ")
+    if all(agent.kind != "wave" for agent in program.agents):
+        limits.append("a block is one agent: order between its threads is not checked (use --waves)")
+    if memory == "sc":
+        limits.append("stores are seen at once by all (use --memory posted)")
+    return text + ("; not covered: " + "; ".join(limits) if limits else "")
+
+
+def _straight_line(program: Program) -> bool:
+    """Whether the one-execution argument applies: no data-dependent branch, no word with several plain writers or a reset."""
+    writers: dict[tuple[int, str], set[int]] = {}
+    for agent in program.agents:
+        for op in agent.ops:
+            if op.phase == "timeout":
+                continue
+            if isinstance(op, Store):
+                writers.setdefault((op.word.region.id, str(op.word.index)), set()).add(agent.chain)
+            if type(op).__name__ == "Branch" and op.cond is not None:  # type: ignore[attr-defined]
+                return False
+            if isinstance(op, Store) and str(op.value) == "0":
+                return False
+    return all(len(chains) == 1 for chains in writers.values())

@@ -1,0 +1,222 @@
+"""Exploration: many executions of one program under seeded schedulers, until one fails or the budget ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numba import njit
+
+from lab.errors import UnknownNameError
+from lab.protocol.tables import Tables
+from lab.sim import machine as m
+
+SCHEDULERS = {"random": m.RANDOM, "pct": m.PCT, "run_on": m.RUN_ON}
+_BATCH = 64
+_PCT_DEPTH = 3
+
+
+@dataclass
+class Exploration:
+    """What was explored so far.
+
+    Attributes:
+        executions, wrong, hangs, aborts: Executions in all, with a wrong element, without an end, with a timeout.
+        failure: (scheduler, seed, choices) of the first failing execution.
+        stopped: Why it ended early (Ctrl-C, deadline); None when the budget was used up.
+        ops: Operations executed.
+        seconds: Time spent.
+    """
+
+    executions: int = 0
+    wrong: int = 0
+    hangs: int = 0
+    aborts: int = 0
+    failure: tuple[str, int, np.ndarray] | None = None
+    stopped: str | None = None
+    ops: int = 0
+    seconds: float = 0.0
+    by_scheduler: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def failing(self) -> int:
+        """Executions that failed in any way (an execution may be wrong and abort)."""
+        return max(self.wrong, self.hangs, self.aborts)
+
+
+class Engine:
+    """One program under one memory model, ready to run; keeps its state between runs."""
+
+    def __init__(self, tables: Tables, memory: str = "sc") -> None:
+        if memory not in m.MEMORY_MODELS:
+            raise UnknownNameError("memory model", memory, m.MEMORY_MODELS)
+        self.tables, self.memory = tables, memory
+        self.static = m.static(tables, memory)
+        self.state = m.new_state(self.static, tables.registers)
+        self._silent, self._choices = m.new_log(self.static, m.LEVEL_NONE), m.new_log(self.static, m.LEVEL_CHOICES)
+        self.max_steps = len(self._choices.choice) - 1
+
+    def batch(self, scheduler: str, seed: int, count: int, early_timeout: int = 0) -> np.ndarray:
+        """Run seeds `seed`, `seed + 1`, ...; returns (runs, wrong, hangs, aborts, ops, first failing seed or -1)."""
+        totals = np.zeros(6, np.int64)
+        _batch(
+            self.static,
+            self.state,
+            self._silent,
+            SCHEDULERS[scheduler],
+            seed,
+            count,
+            np.zeros(_PCT_DEPTH - 1, np.int64),
+            early_timeout,
+            self.max_steps,
+            totals,
+        )
+        return totals
+
+    def choices(self, scheduler: str, seed: int, early_timeout: int = 0) -> np.ndarray:
+        """The choices that a scheduler made under a seed."""
+        totals = np.zeros(6, np.int64)
+        _batch(
+            self.static,
+            self.state,
+            self._choices,
+            SCHEDULERS[scheduler],
+            seed,
+            1,
+            np.zeros(_PCT_DEPTH - 1, np.int64),
+            early_timeout,
+            self.max_steps,
+            totals,
+        )
+        return self._choices.choice[: self.state.counts[m.C_STEPS]].copy()
+
+    def follow(self, choices: np.ndarray, policy: int = m.TOLERANT) -> tuple[int, np.ndarray]:
+        """Run along `choices`, then on; returns the outcome and the choices that were really made."""
+        outcome = m.run(
+            self.static, self.state, self._choices, policy, 0, choices.astype(np.int32), _NO_POINTS, 0, self.max_steps, False
+        )
+        return int(outcome), self._choices.choice[: self.state.counts[m.C_STEPS]].copy()
+
+    @property
+    def wrong(self) -> int:
+        """Wrong cells of the last run."""
+        return int(self.state.counts[m.C_WRONG])
+
+    @property
+    def timeouts(self) -> int:
+        """Timeouts of the last run."""
+        return int(self.state.counts[m.C_TIMEOUTS])
+
+
+_NO_POINTS = np.zeros(0, np.int64)
+
+
+@njit(nogil=True, cache=True, _nrt=False)
+def _batch(s, st, log, policy, seed, count, points, early_timeout, max_steps, totals):
+    steps = np.int64(64)
+    empty = s.ops[:0, 0]
+    totals[5] = -1
+    for k in range(seed, seed + count):
+        if policy == m.PCT:
+            # Change points uniform over the length of the last run (Burckhardt et al., ASPLOS 2010, section 3).
+            x = np.uint64(k) * np.uint64(0xD1342543DE82EF95) + np.uint64(99)
+            for p in range(len(points)):
+                x ^= x >> np.uint64(29)
+                x *= np.uint64(0xBF58476D1CE4E5B9)
+                points[p] = np.int64((x >> np.uint64(33)) % np.uint64(steps))
+        outcome = m.run(s, st, log, policy, k, empty, points, early_timeout, max_steps, False)
+        steps = max(st.counts[m.C_STEPS], 1)
+        wrong, aborted = st.counts[m.C_WRONG] > 0, st.counts[m.C_TIMEOUTS] > 0
+        totals[0] += 1
+        totals[1] += wrong
+        totals[2] += outcome == m.HANG
+        totals[3] += aborted
+        totals[4] += st.counts[m.C_OPS]
+        if (wrong or aborted or outcome == m.HANG) and totals[5] < 0:
+            totals[5] = k
+
+
+def explore(
+    engine: Engine,
+    schedulers: tuple[str, ...] = ("random", "pct"),
+    executions: int = 1000,
+    seed: int = 0,
+    deadline: float | None = None,
+    early_timeout: float = 0.0,
+    progress: Callable[[Exploration], None] | None = None,
+) -> Exploration:
+    """Run `executions` executions, shared evenly between `schedulers`; Ctrl-C ends it and keeps what was found.
+
+    Args:
+        engine: The program to run.
+        schedulers: Names of SCHEDULERS.
+        executions: Executions in all.
+        seed: First seed.
+        deadline: Seconds after which it stops; None: no limit.
+        early_timeout: Probability, at each step, that a bounded wait gives up although others could move.
+        progress: Called after each batch.
+    """
+    for name in schedulers:
+        if name not in SCHEDULERS:
+            raise UnknownNameError("scheduler", name, SCHEDULERS)
+    found = Exploration(by_scheduler=dict.fromkeys(schedulers, 0))
+    started = time.perf_counter()
+    share = -(-executions // len(schedulers))
+    threshold = int(early_timeout * 2**32)
+    try:
+        for first in range(0, share, _BATCH):
+            for name in schedulers:
+                count = min(_BATCH, share - first, executions - found.executions)
+                if count > 0:
+                    _add(engine, found, name, seed + first, count, threshold)
+            found.seconds = time.perf_counter() - started
+            if progress:
+                progress(found)
+            if deadline is not None and found.seconds > deadline:
+                found.stopped = f"deadline of {deadline:g} s"
+                break
+    except KeyboardInterrupt:
+        found.stopped = "Ctrl-C"
+    found.seconds = time.perf_counter() - started
+    return found
+
+
+def _add(engine: Engine, found: Exploration, name: str, seed: int, count: int, threshold: int) -> None:
+    runs, wrong, hangs, aborts, ops, failing = (int(x) for x in engine.batch(name, seed, count, threshold))
+    found.executions += runs
+    found.by_scheduler[name] += runs
+    found.wrong += wrong
+    found.hangs += hangs
+    found.aborts += aborts
+    found.ops += ops
+    if failing >= 0 and found.failure is None:
+        found.failure = (name, failing, engine.choices(name, failing, threshold))
+
+
+def every_schedule(engine: Engine, limit: int = 1_000_000) -> tuple[list[np.ndarray], bool]:
+    """All schedules of a small program (a litmus test), by depth-first replay.
+
+    Args:
+        engine: The program.
+        limit: Most schedules to visit.
+
+    Returns:
+        The schedules (int32 entities), and whether these are all.
+    """
+    done: list[np.ndarray] = []
+    stack: list[list[int]] = [[]]
+    s, st, log = engine.static, engine.state, engine._choices
+    while stack:
+        prefix = stack.pop()
+        steps = np.array(prefix, np.int32)
+        m.run(s, st, log, m.REPLAY, 0, steps, _NO_POINTS, 0, len(prefix), False)
+        enabled = st.enabled[: st.counts[m.C_ENABLED]].tolist()
+        if not enabled:
+            done.append(steps)
+            if len(done) >= limit:
+                return done, not stack
+            continue
+        stack.extend([*prefix, int(entity)] for entity in sorted(enabled, reverse=True))
+    return done, True

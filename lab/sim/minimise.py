@@ -1,0 +1,149 @@
+"""A small witness for a race: the smallest configuration and the fewest preemptions that still turn it into a wrong value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lab.errors import LabError
+from lab.protocol.tables import Tables, compile_tables
+from lab.protocol.write import Config, Protocol
+from lab.sim import machine as m
+from lab.sim.explain import Explainer, Fault
+from lab.sim.explore import Engine
+from lab.sim.races import Execution, execute, find_races
+from lab.sim.verdict import Race
+
+Key = tuple[tuple[str, str], ...]
+_SEARCH = 256  # executions spent on a configuration before it counts as not failing
+
+
+@dataclass(frozen=True)
+class Witness:
+    """A failing execution of a small configuration.
+
+    Attributes:
+        config: The configuration.
+        choices: The steps up to where the schedule does not matter any more.
+        execution: The execution, recorded in full.
+        explainer: Its explanation.
+        fault: The fault that shows the race.
+    """
+
+    config: Config
+    choices: np.ndarray
+    execution: Execution
+    explainer: Explainer
+    fault: Fault
+
+
+def key_of(race: Race) -> Key:
+    """What makes two races of different configurations the same: the source lines and phases of both accesses."""
+    return tuple(sorted(((race.first.line, race.first.phase), (race.second.line, race.second.phase))))
+
+
+def smallest_witness(protocol: Protocol, config: Config, memory: str, key: Key, seed: int = 0) -> Witness | None:
+    """Find the smallest configuration not above `config` in which the race `key` makes a value wrong; None: none was found.
+
+    Args:
+        protocol: The protocol.
+        config: The configuration in which the race was found.
+        memory: Memory model.
+        key: The race, from `key_of`.
+        seed: Of the search.
+    """
+    found = _witness(protocol, config, memory, key, seed)
+    if found is None:
+        return None
+    for candidate in _smaller(config):
+        smaller = _witness(protocol, candidate, memory, key, seed)
+        if smaller is not None:
+            found = smaller
+            break
+    return _shorten(found, memory, key)
+
+
+def _smaller(config: Config) -> Iterator[Config]:
+    """Configurations from the smallest up: calls first, then ranks, blocks, and bytes."""
+    blocks = [b for b in (1, 2, 3, 4) if config.blocks is None or b <= config.blocks]
+    for calls in range(1, config.calls + 1):
+        for world in sorted({w for w in (1, 2, 3, config.world) if w <= config.world}):
+            for block in blocks:
+                for size in _sizes(config):
+                    sizes = tuple(min(size, b) for b in config.bytes)
+                    yield replace(config, calls=calls, world=world, blocks=block, bytes=sizes)
+
+
+def _sizes(config: Config) -> list[int]:
+    largest = max(config.bytes)
+    unit = 256 * config.itemsize
+    sizes = [unit]
+    while sizes[-1] * 2 < min(largest, 64 * unit):
+        sizes.append(sizes[-1] * 2)
+    return [size for size in sizes if size < largest] + [largest]
+
+
+def _witness(protocol: Protocol, config: Config, memory: str, key: Key, seed: int) -> Witness | None:
+    try:
+        protocol._check(config)
+        tables = compile_tables(protocol.program(config))
+    except LabError:
+        return None  # a configuration that the protocol refuses is no witness
+    if key not in {key_of(race) for race in find_races(tables).races}:
+        return None
+    engine = Engine(tables, memory)
+    for scheduler, count in (("run_on", 1), ("pct", _SEARCH), ("random", _SEARCH)):
+        for k in range(seed, seed + count):
+            totals = engine.batch(scheduler, k, 1)
+            if totals[1] == 0:
+                continue
+            witness = _explained(tables, config, memory, engine.choices(scheduler, k), key)
+            if witness is not None:
+                return witness
+    return None
+
+
+def _explained(tables: Tables, config: Config, memory: str, choices: np.ndarray, key: Key) -> Witness | None:
+    execution = execute(tables, memory, m.REPLAY, choices=choices)
+    explainer = Explainer(execution)
+    for _, _, fault in explainer.faults():
+        if explainer.line_pair(fault) == key:
+            return Witness(config, choices, execution, explainer, fault)
+    return None
+
+
+def _shorten(witness: Witness, memory: str, key: Key) -> Witness:
+    """Remove preemptions as long as the fault stays: delta debugging over runs of one agent (Zeller, Hildebrandt 2002)."""
+    tables = witness.execution.tables
+    engine = Engine(tables, memory)
+    best = witness
+    runs = _runs(witness.choices)
+    size = max(1, len(runs) // 2)
+    while size >= 1:
+        at = 0
+        while at < len(runs):
+            tried = runs[:at] + runs[at + size :]
+            choices = np.concatenate([np.zeros(0, np.int32), *tried]).astype(np.int32)
+            shorter = _still_fails(engine, tables, witness.config, memory, choices, key)
+            if shorter is not None:
+                best, runs = shorter, tried
+            else:
+                at += size
+        size //= 2
+    needed = np.concatenate([np.zeros(0, np.int32), *runs]).astype(np.int32)
+    return replace(best, choices=needed)
+
+
+def _runs(choices: np.ndarray) -> list[np.ndarray]:
+    if not len(choices):
+        return []
+    return np.split(choices, np.flatnonzero(np.diff(choices)) + 1)
+
+
+def _still_fails(
+    engine: Engine, tables: Tables, config: Config, memory: str, choices: np.ndarray, key: Key
+) -> Witness | None:
+    _, made = engine.follow(choices)
+    return _explained(tables, config, memory, made, key) if engine.wrong else None
