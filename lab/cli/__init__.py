@@ -5,6 +5,8 @@ To add a command: write `lab/cli/<name>.py` with a function `command` (or, for a
 pandas and the lab's own modules inside the function: a test holds `lab --help` under 0.5 s.
 """
 
+from __future__ import annotations
+
 from importlib import import_module
 from typing import Annotated
 
@@ -13,7 +15,7 @@ import typer
 from lab.cli.errors import run
 
 # Shown by `lab --help` in this order.
-COMMANDS: tuple[str, ...] = ()
+COMMANDS: tuple[str, ...] = ("check", "replay", "list", "bench")
 
 app = typer.Typer(
     name="lab",

@@ -268,5 +268,3 @@ def span_of(at: View | Buffer) -> Span:
     if not isinstance(at, View):
         raise ProtocolError("this is not a span of payload (a slot, a buffer, a slice)", value=at, site=user_site())
     return at.span
-
-

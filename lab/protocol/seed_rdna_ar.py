@@ -128,7 +128,9 @@ def terms(b: Block, p: Expr, part: slice, own: slice) -> list[View]:
     return [b.input[own] if j == b.rank else b.mine.staging[p, j][part] for j in range(b.world)]
 
 
-@protocol(memory=staging_and_flags, blocks=grid, abort_record=abort_record, options={"pace": 0}, bytes=64 * KIB, world=4)
+@protocol(
+    memory=staging_and_flags, blocks=grid, abort_record=abort_record, options={"pace": 0}, bytes=64 * KIB, world=4
+)
 def seed_one_shot(b: Block) -> None:
     """rdna_ar one-shot: push the whole input to every peer, flag, reduce locally."""
     n = b.elements
@@ -148,7 +150,9 @@ def seed_one_shot(b: Block) -> None:
     b.reduce(terms(b, p, slice(n), slice(n)), b.output)
 
 
-@protocol(memory=staging_and_flags, blocks=grid, abort_record=abort_record, options={"pace": 0}, bytes=64 * KIB, world=4)
+@protocol(
+    memory=staging_and_flags, blocks=grid, abort_record=abort_record, options={"pace": 0}, bytes=64 * KIB, world=4
+)
 def seed_two_shot(b: Block) -> None:
     """rdna_ar two-shot: reduce-scatter by push, then allgather by push into the slots of the other parity."""
     chunk, size = parts(b)

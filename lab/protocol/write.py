@@ -515,7 +515,9 @@ class Host(Verbs):
         """A barrier of all hosts."""
         self._barriers += 1
         counter = self._builder.host_barrier
-        self._emit(Rmw, fn="add", word=counter.word, value=word(1), expected=None, dst=None, order=ACQ_REL, scope=SYSTEM)
+        self._emit(
+            Rmw, fn="add", word=counter.word, value=word(1), expected=None, dst=None, order=ACQ_REL, scope=SYSTEM
+        )
         self.wait(counter, ">=", self._barriers * self.world, ACQUIRE, SYSTEM)
 
     def _due(self, version: int | None) -> tuple[tuple[int, int], ...]:
@@ -590,7 +592,9 @@ class Protocol:
         if config.scenario not in self.scenarios:
             raise UnknownNameError(f"scenario of {self.name}", config.scenario, self.scenarios)
         if self.threads % config.waves:
-            raise LabError("the block does not divide into that many waves", value=config.waves, hint=f"{self.threads} threads")
+            raise LabError(
+                "the block does not divide into that many waves", value=config.waves, hint=f"{self.threads} threads"
+            )
         for size in config.bytes:
             if size <= 0 or size % config.itemsize:
                 raise LabError(

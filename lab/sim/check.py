@@ -10,7 +10,7 @@ from lab.protocol.tables import Tables, compile_tables
 from lab.protocol.write import Config, Protocol
 from lab.sim import machine as m
 from lab.sim.explain import Explainer, WitnessStep, witness
-from lab.sim.explore import Engine, Exploration, explore
+from lab.sim.explore import INTERRUPTED, Engine, Exploration, explore
 from lab.sim.minimise import Witness, key_of, smallest_witness
 from lab.sim.races import Execution, execute, find_races
 from lab.sim.schedule import Schedule
@@ -53,11 +53,13 @@ def check(
     engine = Engine(tables, memory)
     found = explore(engine, schedulers, executions, seed, deadline, early_timeout, progress)
     failing = _failing(tables, memory, found, report.execution)
-    small = _smallest(protocol, config, memory, report.races, seed) if minimise else []
+    small = _smallest(protocol, config, memory, report.races, seed, found) if minimise and not found.stopped else []
     return _verdict(protocol, config, program, memory, report.races, found, failing, small)
 
 
-def witnesses(protocol: Protocol, config: Config, memory: str = "sc", seed: int = 0) -> list[tuple[Race, Witness | None]]:
+def witnesses(
+    protocol: Protocol, config: Config, memory: str = "sc", seed: int = 0
+) -> list[tuple[Race, Witness | None]]:
     """Each race of a protocol with its small witness, for pictures and notebooks."""
     races = find_races(compile_tables(protocol.program(config))).races
     return [(race, smallest_witness(protocol, config, memory, key_of(race), seed)) for race in races]
@@ -71,14 +73,17 @@ def _failing(tables: Tables, memory: str, found: Exploration, first: Execution) 
 
 
 def _smallest(
-    protocol: Protocol, config: Config, memory: str, races: tuple[Race, ...], seed: int
+    protocol: Protocol, config: Config, memory: str, races: tuple[Race, ...], seed: int, found: Exploration
 ) -> list[tuple[Race, Witness]]:
-    found = []
-    for race in races:
-        small = smallest_witness(protocol, config, memory, key_of(race), seed)
-        if small is not None:
-            found.append((race, small))
-    return found
+    small = []
+    try:
+        for race in races:
+            witness = smallest_witness(protocol, config, memory, key_of(race), seed)
+            if witness is not None:
+                small.append((race, witness))
+    except KeyboardInterrupt:
+        found.stopped = INTERRUPTED
+    return small
 
 
 def _verdict(
@@ -119,6 +124,7 @@ def _verdict(
         failing=found.failing,
         proof=proof(program, found, memory),
         notes=tuple(_witness_note(race, pair) for race, pair in _paired(races, small)),
+        interrupted=found.stopped == INTERRUPTED,
     )
 
 
@@ -230,7 +236,9 @@ def proof(program: Program, found: Exploration, memory: str) -> str:
     if _straight_line(program):
         text += "; words grow only and have one writer or are added to, so one execution stands for every schedule"
     else:
-        limits.append("control depends on data (branches, resets or several writers of a word), so other schedules may differ")
+        limits.append(
+            "control depends on data (branches, resets or several writers of a word), so other schedules may differ"
+        )
     if all(agent.kind != "wave" for agent in program.agents):
         limits.append("a block is one agent: order between its threads is not checked (use --waves)")
     if memory == "sc":

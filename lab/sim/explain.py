@@ -116,9 +116,7 @@ class Explainer:
         items = self.tables.items[move[t.M_DST] : move[t.M_DST] + move[t.M_COUNT]]
         return int(np.flatnonzero(items == cell)[0])
 
-    def _fault(
-        self, step: int, item: int, lacking: int | None, visited: dict[tuple[int, int], None]
-    ) -> Fault | None:
+    def _fault(self, step: int, item: int, lacking: int | None, visited: dict[tuple[int, int], None]) -> Fault | None:
         if (step, item) in visited:
             return None
         visited[step, item] = None
@@ -144,7 +142,9 @@ class Explainer:
         loose = [w for w in others if w >= 0 and not self._before(w, step) and not self._before(step, w)]
         missed = [w for w in loose if self._call(w) <= self._call(step)]
         if seen >= 0 and self._call(seen) > self._call(step) and not self._before(seen, step):
-            return Fault(step, seen, max((w for w in others if w < 0 or self._before(w, step)), default=-1), cell, (step,))
+            return Fault(
+                step, seen, max((w for w in others if w < 0 or self._before(w, step)), default=-1), cell, (step,)
+            )
         return Fault(step, seen, missed[0], cell, (step,)) if missed else None
 
     def _call(self, step: int) -> int:
@@ -172,7 +172,9 @@ class Explainer:
         cells = [next(self._reads(self._step_of[r], i))[0] for r, i, _ in members]
         region = self.tables.program.regions[int(self.tables.cell_region[cells[0]])]
         agent = self.tables.program.agents[int(self.tables.ops[row, t.AGENT])]
-        spans = ranges([int(self.tables.cell_start[c]) for c in cells], [int(self.tables.cell_length[c]) for c in cells])
+        spans = ranges(
+            [int(self.tables.cell_start[c]) for c in cells], [int(self.tables.cell_length[c]) for c in cells]
+        )
         holds = f"{self._holder(fault.seen)}, read at {self._place(fault)}"
         return Wrong(
             rank=agent.rank,
@@ -243,7 +245,9 @@ def witness(explainer: Explainer, fault: Fault) -> list[WitnessStep]:
             roles.setdefault(write, "sync")
             because[wait] = write
     return [
-        WitnessStep(step, roles[step], access_of(tables, int(execution.log.op[step]), roles[step]), because.get(step, -1))
+        WitnessStep(
+            step, roles[step], access_of(tables, int(execution.log.op[step]), roles[step]), because.get(step, -1)
+        )
         for step in sorted(roles)
     ]
 

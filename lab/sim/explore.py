@@ -14,6 +14,7 @@ from lab.protocol.tables import Tables
 from lab.sim import machine as m
 
 SCHEDULERS = {"random": m.RANDOM, "pct": m.PCT, "run_on": m.RUN_ON}
+INTERRUPTED = "Ctrl-C"
 _BATCH = 64
 _PCT_DEPTH = 3
 
@@ -95,7 +96,16 @@ class Engine:
     def follow(self, choices: np.ndarray, policy: int = m.TOLERANT) -> tuple[int, np.ndarray]:
         """Run along `choices`, then on; returns the outcome and the choices that were really made."""
         outcome = m.run(
-            self.static, self.state, self._choices, policy, 0, choices.astype(np.int32), _NO_POINTS, 0, self.max_steps, False
+            self.static,
+            self.state,
+            self._choices,
+            policy,
+            0,
+            choices.astype(np.int32),
+            _NO_POINTS,
+            0,
+            self.max_steps,
+            False,
         )
         return int(outcome), self._choices.choice[: self.state.counts[m.C_STEPS]].copy()
 
@@ -178,7 +188,7 @@ def explore(
                 found.stopped = f"deadline of {deadline:g} s"
                 break
     except KeyboardInterrupt:
-        found.stopped = "Ctrl-C"
+        found.stopped = INTERRUPTED
     found.seconds = time.perf_counter() - started
     return found
 

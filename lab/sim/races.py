@@ -422,9 +422,7 @@ def _cells(tables: Tables, execution: Execution, step: int, kind: str) -> np.nda
     return np.concatenate([tables.items[o : o + n] for o in offsets])
 
 
-def _common_cells(
-    tables: Tables, execution: Execution, first: int, second: int, kinds: dict[int, str]
-) -> np.ndarray:
+def _common_cells(tables: Tables, execution: Execution, first: int, second: int, kinds: dict[int, str]) -> np.ndarray:
     return np.intersect1d(
         _cells(tables, execution, first, kinds[first]), _cells(tables, execution, second, kinds[second])
     )

@@ -95,18 +95,20 @@ def to_fp16(
     mode: str | RoundMode = RoundMode.TiesToEven,
     *,
     out: Any = None,
+    nan: NanRule = NanRule.QUIET,
     random_bits: int | None = None,
     seed: int | None = None,
     first: int = 0,
     random: np.ndarray | None = None,
     threads: int = 1,
 ) -> Any:
-    """Round fp32 to fp16. NaN inputs become quiet, with sign and leading payload kept.
+    """Round fp32 to fp16.
 
     Args:
         x: as in `to_bf16`.
         mode: as in `to_bf16`, without the two modes that exist for bf16 only.
         out: float16, uint16, int16 or float32 (fp16 values), numpy or torch. None: float16.
+        nan: QUIET or CANONICAL.
         random_bits: k of SR (1 to 13) and SRC (1 to 12); None: the largest. Below 2^-14 the cut-off part can have
             more than 13 bits; what lies below them does not count.
         seed: as in `to_bf16`.
@@ -120,7 +122,7 @@ def to_fp16(
     Raises:
         LabError: as in `to_bf16`.
     """
-    return _round("fp16", x, mode, out, NanRule.QUIET, random_bits, seed, first, random, threads)
+    return _round("fp16", x, mode, out, nan, random_bits, seed, first, random, threads)
 
 
 def round_with(name: str, x: Any, *, out: Any = None) -> Any:
@@ -186,6 +188,8 @@ def _round(fmt, x, mode, out, nan, random_bits, seed, first, random, threads):
         raise LabError("this mode exists for bf16 only", value=mode.value)
     if nan is not NanRule.QUIET and mode.bf16_only:
         raise LabError("this mode has its own rule for NaN", value=mode.value, hint="leave `nan` out")
+    if fmt != "bf16" and nan not in (NanRule.QUIET, NanRule.CANONICAL):
+        raise LabError("this NaN rule exists for bf16 only", value=nan.value)
     if nan is NanRule.UNGUARDED and mode not in UNGUARDED_MODES:
         raise LabError("no kernel is known to have this mode without a NaN guard", value=mode.value)
     words, shape = _input_words(x)
@@ -205,14 +209,12 @@ def _round(fmt, x, mode, out, nan, random_bits, seed, first, random, threads):
         with ThreadPoolExecutor(threads) as pool:
             list(
                 pool.map(
-                    lambda start: convert(
-                        words[start : start + chunk], target[start : start + chunk], shift, start
-                    ),
+                    lambda start: convert(words[start : start + chunk], target[start : start + chunk], shift, start),
                     range(0, words.size, chunk),
                 )
             )
     if nan is not NanRule.QUIET:
-        _patch_nan(words, target, shift, mode, nan)
+        _patch_nan(fmt, words, target, shift, mode, nan)
     after()
     return out
 
@@ -242,9 +244,7 @@ def _converter(fmt, mode, random_bits, seed, first, random, size) -> Callable:
             raise LabError("give either a seed or the random integers, not both")
         numbers = np.ascontiguousarray(random).reshape(-1)
         if numbers.dtype.kind not in "ui" or numbers.size != size:
-            raise LabError(
-                "random must hold one integer for each element", value=f"{numbers.dtype}[{numbers.size}]"
-            )
+            raise LabError("random must hold one integer for each element", value=f"{numbers.dtype}[{numbers.size}]")
         if size and not 0 <= int(numbers.min()) <= int(numbers.max()) < 2**bits:
             raise LabError("a random integer is out of range", hint=f"with {bits} bits: 0 to {2**bits - 1}")
         numbers = numbers.astype(np.uint32, copy=False)
@@ -300,11 +300,13 @@ def _staging(target):
     return block, lead, target.nbytes >= STREAM_BYTES
 
 
-def _patch_nan(words, target, shift, mode, nan):
+def _patch_nan(fmt, words, target, shift, mode, nan):
     if nan is NanRule.KEEP_SIGNALLING:
         loops.bf16_nan_keep_signalling(words, target, shift)
     elif nan is NanRule.ALL_ONES:
-        loops.bf16_nan_all_ones(words, target, shift)
+        loops.nan_constant(words, target, shift, np.uint32(0x7FFF))
+    elif nan is NanRule.CANONICAL:
+        loops.nan_constant(words, target, shift, np.uint32(0x7FC0 if fmt == "bf16" else 0x7E00))
     else:
         carry, odd = {
             RoundMode.TiesToEven: (0x7FFF, 1),

@@ -417,7 +417,7 @@ def stochastic_counter(fmt: str) -> Callable:
     return count
 
 
-# ---- other NaN rules of bf16: a second pass that visits NaN inputs only
+# ---- other NaN rules: a second pass that visits NaN inputs only
 
 
 @njit(nogil=True, cache=True)
@@ -440,8 +440,8 @@ def bf16_nan_keep_signalling(x, out, shift):
 
 
 @njit(nogil=True, cache=True)
-def bf16_nan_all_ones(x, out, shift):
-    """Codes of NaN inputs: 0x7fff."""
+def nan_constant(x, out, shift, code):
+    """The same code for every NaN input."""
     for i in range(x.size):
         if U32(x[i] & ABS) > INF:
-            out[i] = U32(U32(0x7FFF) << shift)
+            out[i] = U32(code << shift)

@@ -83,8 +83,11 @@ class NanRule(Enum):
 
     #: Sign and leading payload bits kept, quiet bit set: IEEE 754's advice and the default of this lab.
     QUIET = "quiet"
+    # The others are for bf16, CANONICAL for both formats.
     #: Upper 16 bits kept; the lowest of them set if a payload bit was cut off, so a signalling NaN stays one (CK).
     KEEP_SIGNALLING = "keep_signalling"
+    #: Every NaN becomes the positive quiet NaN without payload, 0x7fc0 or 0x7e00: the lab's kernels.
+    CANONICAL = "canonical"
     #: Every NaN becomes 0x7fff, the sign is lost (OPUS code 3).
     ALL_ONES = "all_ones"
     #: No guard: the mode's integer arithmetic runs over the NaN, which may become infinity or zero. RNE, RTZ, RNA.
@@ -129,9 +132,7 @@ AITER_CODES: dict[int, Conversion] = {
         NanRule.UNGUARDED,
         "truncation, the default; 131,070 NaN inputs become infinite",
     ),
-    3: Conversion(
-        "aiter-3", RoundMode.TiesToEven, NanRule.ALL_ONES, "nearest even in assembly; NaN is 0x7fff"
-    ),
+    3: Conversion("aiter-3", RoundMode.TiesToEven, NanRule.ALL_ONES, "nearest even in assembly; NaN is 0x7fff"),
     4: Conversion(
         "aiter-4", None, NanRule.UNGUARDED, "documented as half away from zero; the source has no branch for it"
     ),

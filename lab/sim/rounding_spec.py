@@ -111,7 +111,7 @@ def round_nan(bits: int, fmt: Format, rule: NanRule, mode: RoundMode = RoundMode
 
     Args:
         bits: the fp32 word, a NaN.
-        fmt: target format; every rule but QUIET is for BF16.
+        fmt: target format; every rule but QUIET and CANONICAL is for BF16.
         rule: the NaN rule.
         mode: only for UNGUARDED: whose arithmetic runs over the NaN.
     """
@@ -122,6 +122,8 @@ def round_nan(bits: int, fmt: Format, rule: NanRule, mode: RoundMode = RoundMode
     if rule is NanRule.QUIET:
         quiet = 2 ** (fmt.fraction_bits - 1)
         return sign + fmt.infinity + (kept if kept >= quiet else kept + quiet)
+    if rule is NanRule.CANONICAL:
+        return fmt.infinity + 2 ** (fmt.fraction_bits - 1)
     if rule is NanRule.ALL_ONES:
         return fmt.sign_code - 1
     code = sign + fmt.infinity + kept
@@ -174,9 +176,7 @@ def round_bits(
     if mode.is_stochastic:
         table = magnitudes(fmt)
         fraction = (value - table[lower]) / (table[lower + 1] - table[lower])
-        up = stochastic_takes_upper(
-            fraction, random, random_bits, centred=mode is RoundMode.StochasticCentred
-        )
+        up = stochastic_takes_upper(fraction, random, random_bits, centred=mode is RoundMode.StochasticCentred)
     else:
         up = takes_upper(mode, side, negative=bool(negative), lower_is_odd=lower % 2 == 1)
     return sign + lower + up

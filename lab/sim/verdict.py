@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lab.protocol.tables import AGENT, Tables
 
@@ -106,6 +106,8 @@ class Verdict:
         witness: The steps that matter.
         executions, failing: Executions explored and how many of them failed.
         proof: What the verdict covers and what it does not.
+        notes: For each race, its smallest witness, or that none was found.
+        interrupted: Ctrl-C ended it; the rest is what was found until then.
     """
 
     verdict: str
@@ -122,7 +124,8 @@ class Verdict:
     executions: int = 0
     failing: int = 0
     proof: str = ""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+    interrupted: bool = False
 
     @property
     def ok(self) -> bool:

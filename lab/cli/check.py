@@ -1,0 +1,139 @@
+"""`lab check`: is a protocol right, and if not, which accesses race."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from lab.cli.errors import DEFECT, INTERRUPTED, say
+from lab.cli.output import emit_json
+
+
+def command(
+    protocol: Annotated[
+        str, typer.Argument(help="A name from `lab list`, or my_protocol.py:name.", metavar="NAME_OR_FILE")
+    ],
+    world: Annotated[int | None, typer.Option(help="Ranks, 2 to 8.")] = None,
+    blocks: Annotated[
+        int | None, typer.Option(help="Most blocks of a launch; the protocol's own grid otherwise.")
+    ] = None,
+    calls: Annotated[int | None, typer.Option(help="Calls of each rank.")] = None,
+    nbytes: Annotated[
+        str | None,
+        typer.Option("--bytes", help="Message size: 65536, 64KiB; several with commas are cycled over the calls."),
+    ] = None,
+    gate: Annotated[str | None, typer.Option(help="Largest message the staging is laid out for.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="fp16, bf16 or fp32.")] = None,
+    waves: Annotated[int | None, typer.Option(help="Waves a block; 1 makes a block one agent.")] = None,
+    scenario: Annotated[
+        str | None, typer.Option(help="What the hosts do: back_to_back, isolated, or the protocol's own.")
+    ] = None,
+    option: Annotated[list[str] | None, typer.Option("--set", help="An option of the protocol, NAME=VALUE.")] = None,
+    memory: Annotated[str, typer.Option(help="Memory model of the exploration: sc or posted.")] = "sc",
+    schedulers: Annotated[
+        str, typer.Option(help="Which schedulers explore: random, pct, run_on; with commas.")
+    ] = "random,pct",
+    executions: Annotated[int, typer.Option(help="Executions to explore.", min=1)] = 1000,
+    deadline: Annotated[float, typer.Option(help="Seconds of exploration at most.")] = 30.0,
+    early_timeout: Annotated[
+        float, typer.Option(help="Probability that a bounded wait gives up although others could move.", min=0, max=1)
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the schedulers.", min=0)] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+    listing: Annotated[
+        bool, typer.Option("--listing", help="Print the numbered operations of one block and stop.")
+    ] = False,
+) -> None:
+    """Check a protocol for races and wrong results; exit 0 if none, 1 if a defect was found.
+
+    The race check needs one execution and no luck; the exploration then looks for executions with wrong elements, hangs and
+    aborts, and every race is turned into the smallest failing witness that can be found.
+    """
+    from lab.cli.request import configured
+    from lab.sim.check import check
+
+    found, config = configured(
+        protocol,
+        world=world,
+        blocks=blocks,
+        calls=calls,
+        nbytes=nbytes,
+        gate=gate,
+        dtype=dtype,
+        waves=waves,
+        scenario=scenario,
+        settings=option or [],
+    )
+    if listing:
+        program = found.program(config)
+        typer.echo(program.listing(next(agent for agent in program.agents if agent.kind != "host")))
+        return
+    verdict = check(
+        found,
+        config,
+        memory=memory,
+        schedulers=tuple(schedulers.split(",")),
+        executions=executions,
+        seed=seed,
+        deadline=deadline,
+        early_timeout=early_timeout,
+        progress=_progress,
+    )
+    if json:
+        emit_json(_document(verdict))
+    else:
+        _print(verdict)
+    if verdict.interrupted:
+        say("stopped with Ctrl-C; what was found until then is above")
+        raise typer.Exit(INTERRUPTED)
+    raise typer.Exit(0 if verdict.ok else DEFECT)
+
+
+def _progress(found: object) -> None:
+    import sys
+
+    if sys.stderr.isatty():
+        print(f"\r{found.executions} executions, {found.failing} failing", end="\r", file=sys.stderr)  # type: ignore[attr-defined]
+
+
+def _document(verdict) -> dict[str, object]:  # noqa: ANN001
+    from dataclasses import asdict
+
+    document = asdict(verdict)
+    for race in document["races"]:
+        for side in ("first", "second"):
+            race[side]["range"] = race["elements"]
+    return document | {"witness_steps": len(verdict.witness)}
+
+
+def _print(verdict) -> None:  # noqa: ANN001
+    say = typer.echo
+    config = verdict.config
+    say(
+        f"{verdict.protocol}: {verdict.verdict.upper()}   world {config['world']}, calls {config['calls']}, bytes "
+        f"{','.join(map(str, config['bytes']))}, blocks {config['blocks'] or 'own grid'}, {config['scenario']}, {verdict.memory}"
+    )
+    for number, race in enumerate(verdict.races, 1):
+        say(f"\nrace {number} of {len(verdict.races)} ({race.pairs} pairs of operations): {race}")
+    if verdict.wrong:
+        say(f"\nwrong results in {verdict.failing} of {verdict.executions} executions; the first failing one:")
+        for wrong in verdict.wrong[:6]:
+            say(f"  {wrong}")
+        if len(verdict.wrong) > 6:
+            say(f"  and {len(verdict.wrong) - 6} more")
+        for mean in verdict.means[:4]:
+            say(f"  {mean}")
+    for line in verdict.hang[:12]:
+        say(f"  {line}")
+    if verdict.abort:
+        say(f"\nabort record: {verdict.abort}")
+    for note in verdict.notes:
+        say(f"\n{note}")
+    if verdict.witness:
+        say(f"\nsmallest witness, the {len(verdict.witness)} steps that matter:")
+        for line in verdict.witness:
+            say(f"  {line}")
+    if verdict.schedule:
+        say(f"\nlab replay '{verdict.schedule}'")
+    say(f"\n{verdict.proof}")

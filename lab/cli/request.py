@@ -1,0 +1,64 @@
+"""What `check`, `replay` and the other commands on protocols share: turning options into a protocol and a configuration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lab.errors import LabError
+
+if TYPE_CHECKING:
+    from lab.protocol.write import Config, Protocol
+
+_UNITS = {"k": 1024, "kib": 1024, "m": 1024**2, "mib": 1024**2, "b": 1, "": 1}
+
+
+def sizes(text: str | None) -> tuple[int, ...] | None:
+    """`"65536"`, `"64KiB"` or `"64KiB,2002"` as bytes."""
+    return None if text is None else tuple(_size(part) for part in text.split(","))
+
+
+def _size(text: str) -> int:
+    number = text.strip().lower()
+    digits = number.rstrip("kmib")
+    if not digits.isdigit() or number[len(digits) :] not in _UNITS:
+        raise LabError("this is not a size", value=text, hint="write bytes (65536) or 64KiB, 1MiB; several with commas")
+    return int(digits) * _UNITS[number[len(digits) :]]
+
+
+def configured(
+    name: str,
+    *,
+    world: int | None,
+    blocks: int | None,
+    calls: int | None,
+    nbytes: str | None,
+    gate: str | None,
+    dtype: str | None,
+    waves: int | None,
+    scenario: str | None,
+    settings: list[str],
+) -> tuple[Protocol, Config]:
+    """The protocol and configuration that a command line asks for; None keeps the protocol's default."""
+    from lab.protocol.library import load
+    from lab.sim.schedule import like
+
+    protocol = load(name)
+    known = dict(protocol.defaults.options)
+    options = []
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise LabError("an option of the protocol is written NAME=VALUE", value=setting)
+        options.append((key, like(known.get(key), value)))
+    config = protocol.config(
+        world=world,
+        blocks=blocks,
+        calls=calls,
+        bytes=sizes(nbytes),
+        gate=None if gate is None else _size(gate),
+        dtype=dtype,
+        waves=waves,
+        scenario=scenario,
+        options=tuple(options),
+    )
+    return protocol, config
