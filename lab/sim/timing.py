@@ -11,7 +11,6 @@ does so here too. Payload has a number a cell: input version v of rank r is (r +
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -130,70 +129,11 @@ class Plan:
     """A `Program`'s tables with what the timing model adds; make one with `plan` to run it many times."""
 
     tables: Tables
-    static: loop.Static
-    launches: int
-    expects: int
+    arrays: loop.Arrays
+    word_initial: np.ndarray
+    cell_initial: np.ndarray
     call_of: dict[int, tuple[int, int, float]]
     """Table row of an EXPECT: (rank, call, value due)."""
-
-    @cached_property
-    def state(self) -> loop.State:
-        """Working memory without room for spans; reused from run to run."""
-        return self.new_state(0)
-
-    def new_state(self, spans: int) -> loop.State:
-        """Working memory with room for `spans` operations."""
-        f = self.static
-        agents, words, cells = len(f.agent_start), max(1, len(f.word_initial)), len(f.cell_initial)
-        world = self.tables.program.world
-        packets = bool((f.ops[:, t.STAMP] >= 0).any() or (f.ops[:, t.KIND] == t.WAIT_STAMP).any())
-        integers = {name: np.zeros(agents, np.int64) for name in ("row", "at", "upto", "wait_word", "wait_value")}
-        times = (
-            "key",
-            "issue",
-            "back",
-            "local_drain",
-            "drain",
-            "rate",
-            "start",
-            "wait_first",
-            "wait_period",
-            "wait_end",
-        )
-        floats = {name: np.zeros(agents) for name in times}
-        return loop.State(
-            count=np.zeros(loop.COUNTERS, np.int64),
-            random=np.zeros(1, np.uint64),
-            now=np.zeros(1),
-            poison=np.zeros(1),
-            heap=np.zeros(agents, np.int32),
-            place=np.zeros(agents, np.int32),
-            pc=np.zeros(agents, np.int32),
-            registers=np.zeros((agents, self.tables.registers), np.int64),
-            last=np.zeros((agents, world)),
-            gap=np.zeros(self.launches),
-            next_waiter=np.zeros(agents, np.int32),
-            first_waiter=np.zeros(words, np.int32),
-            cell_waiter=np.zeros(cells if packets else 0, np.int32),
-            multi=np.zeros(agents, np.int32),
-            words=np.zeros(words, np.int64),
-            queue_value=np.zeros((words, loop.QUEUE), np.int64),
-            queue_time=np.zeros((words, loop.QUEUE)),
-            queue_writer=np.zeros((words, loop.QUEUE), np.int32),
-            queued=np.zeros(words, np.int32),
-            word_time=np.zeros(words),
-            cells=np.zeros((cells, loop.S2 + 1 if packets else loop.CELL_COLUMNS)),
-            memory_free=np.zeros(world),
-            out_free=np.zeros(world),
-            in_free=np.zeros(world),
-            link_last=np.zeros((world, world)),
-            checks=np.zeros((max(1, self.expects), 8)),
-            timeouts=np.zeros((agents, 3)),
-            span_op=np.zeros((spans, 2), np.int32),
-            span_time=np.zeros((spans, 2)),
-            **integers,
-            **floats,
-        )
 
 
 def value_of(source: tuple[int, int]) -> float:
@@ -205,7 +145,7 @@ def value_of(source: tuple[int, int]) -> float:
 def plan(tables: Tables) -> Plan:
     """Prepare tables for many runs."""
     program = tables.program
-    ops, regions = tables.ops, program.regions
+    ops, regions = tables.ops.copy(), program.regions
     starts = tables.agent_start
     role = np.zeros(len(ops), np.int8)
     host = tables.is_host
@@ -231,25 +171,38 @@ def plan(tables: Tables) -> Plan:
         assert isinstance(op, (Wait, WaitStamp))
         if op.bound is not None:
             bound[pc] = op.bound
-    value = np.zeros(len(ops))
+    number = np.full(len(ops), -1, np.int32)
+    values: list[float] = []
     call_of: dict[int, tuple[int, int, float]] = {}
     ordinal: dict[int, int] = {}
     for pc in np.nonzero((ops[:, t.KIND] == t.FILL) | (ops[:, t.KIND] == t.EXPECT))[0]:
         op = tables.op(pc)
+        number[pc] = len(values)
         if isinstance(op, Fill):
-            value[pc] = np.nan if op.source is None else value_of(op.source)
+            values.append(np.nan if op.source is None else value_of(op.source))
         else:
             assert isinstance(op, Expect)
-            value[pc] = sum(value_of(source) for source in op.due)
+            values.append(sum(value_of(source) for source in op.due))
             agent = program.agents[int(ops[pc, t.AGENT])]
             ordinal[agent.id] = ordinal.get(agent.id, 0) + 1
             call = ordinal[agent.id] if agent.kind == "host" else agent.call
-            call_of[int(pc)] = (agent.rank, call, float(value[pc]))
-    launches: dict[tuple[int, int], int] = {}
-    launch = np.array([launches.setdefault((a.rank, a.call), len(launches)) for a in program.agents], np.int32)
+            call_of[int(pc)] = (agent.rank, call, values[-1])
+    ops[:, loop.ROLE], ops[:, loop.BOUND], ops[:, loop.NUMBER] = role, bound, number
+    memory = np.array([int(region.memory) for region in regions], np.int16)
     initial = np.array([np.nan if r.source is None else value_of(r.source) for r in regions])
-    memory = np.array([int(region.memory) for region in regions], np.int8)
-    static = loop.Static(
+    agents, words, cells = len(program.agents), max(1, len(tables.word_initial)), len(tables.cell_start)
+    packets = bool((ops[:, t.STAMP] >= 0).any() or (ops[:, t.KIND] == t.WAIT_STAMP).any())
+    launches: dict[tuple[int, int], int] = {}
+    agent = np.zeros((agents, loop.AGENT_INTEGERS), np.int64)
+    agent[:, loop.FIRST], agent[:, loop.END], agent[:, loop.RANK] = starts, tables.agent_end, tables.agent_rank
+    agent[:, loop.BLOCK] = [a.block for a in program.agents]
+    agent[:, loop.NTH_LAUNCH] = [launches.setdefault((a.rank, a.call), len(launches)) for a in program.agents]
+    word = np.zeros((words, loop.WORD_INTEGERS), np.int64)
+    word[: len(tables.word_rank), loop.OWNER] = tables.word_rank
+    word[: len(tables.word_rank), loop.MEMORY] = memory[tables.word_region]
+    cell = np.zeros((cells, loop.PACKET_COLUMNS if packets else loop.CELL_COLUMNS))
+    cell[:, loop.LENGTH] = tables.cell_length
+    arrays = loop.Arrays(
         ops=ops,
         exprs=tables.exprs if len(tables.exprs) else np.zeros((1, 3), np.int64),
         postfix=tables.postfix if len(tables.postfix) else np.zeros((1, 2), np.int64),
@@ -258,25 +211,26 @@ def plan(tables: Tables) -> Plan:
         sources=tables.sources,
         items=tables.items,
         iterations=tables.iterations,
-        agent_start=starts,
-        agent_end=tables.agent_end,
-        agent_rank=tables.agent_rank,
-        agent_block=np.array([agent.block for agent in program.agents], np.int32),
-        agent_host=host,
-        agent_launch=launch,
-        role=role,
-        bound=bound,
-        value=value,
-        cell_rank=tables.cell_rank,
-        cell_memory=memory[tables.cell_region],
-        cell_length=tables.cell_length.astype(np.float64),
-        cell_initial=initial[tables.cell_region],
-        word_initial=tables.word_initial,
-        word_rank=tables.word_rank,
-        word_memory=memory[tables.word_region],
-        itemsize=float(program.itemsize),
+        place_of_cell=tables.cell_rank.astype(np.int16) << 8 | memory[tables.cell_region],
+        values=np.array(values or [0.0]),
+        agent=agent,
+        clock=np.zeros((agents, loop.LAST + program.world)),
+        registers=np.zeros((agents, tables.registers), np.int64),
+        word=word,
+        queue=np.zeros((words, loop.WORD_FLOATS)),
+        cells=cell,
+        cell_waiter=np.zeros(cells if packets else 0, np.int32),
+        gaps=np.zeros(len(launches)),
+        heap=np.zeros((2, agents), np.int32),
+        count=np.zeros(loop.COUNTERS, np.int64),
+        machine=np.zeros(loop.MACHINE_FLOATS),
+        random=np.zeros(1, np.uint64),
+        checks=np.zeros((max(1, len(call_of)), 8)),
+        timeouts=np.zeros((agents, 3)),
+        span_op=np.zeros((0, 2), np.int32),
+        span_time=np.zeros((0, 2)),
     )
-    return Plan(tables, static, len(launches), len(call_of), call_of)
+    return Plan(tables, arrays, tables.word_initial, initial[tables.cell_region], call_of)
 
 
 def _region_role(region: Region) -> int:
@@ -313,17 +267,20 @@ def simulate(
         raise LabError("seed is negative", value=seed)
     prepared = tables if isinstance(tables, Plan) else plan(tables)
     chosen = preset(machine)
-    state = prepared.new_state(record) if record else prepared.state
-    costs = chosen.costs()
-    loop.reset(state, prepared.static, costs, poison, seed)
-    if not loop.run(state, prepared.static, costs, max_events):
+    arrays = prepared.arrays
+    if record:
+        arrays = arrays._replace(span_op=np.zeros((record, 2), np.int32), span_time=np.zeros((record, 2)))
+    costs = np.array(chosen.costs())
+    changing = arrays[loop.Arrays._fields.index("agent") : loop.Arrays._fields.index("checks")]
+    loop.reset(*changing, prepared.word_initial, prepared.cell_initial, costs, poison, seed)
+    if not loop.run(*arrays, costs, float(prepared.tables.program.itemsize), max_events):
         raise LabError("the simulated run did not end", value=f"{max_events} events")
-    return _result(prepared, chosen, seed, state)
+    return _result(prepared, chosen, seed, arrays)
 
 
-def _result(prepared: Plan, chosen: Preset, seed: int, s: loop.State) -> TimedRun:
-    tables, f = prepared.tables, prepared.static
-    agents = tables.program.agents
+def _result(prepared: Plan, chosen: Preset, seed: int, s: loop.Arrays) -> TimedRun:
+    tables = prepared.tables
+    agents, first, reached = tables.program.agents, tables.agent_start, s.agent[:, loop.PC]
     checks = []
     for row in s.checks[: s.count[loop.CHECKS]]:
         rank, call, due = prepared.call_of[int(row[loop.C_PC])]
@@ -334,11 +291,11 @@ def _result(prepared: Plan, chosen: Preset, seed: int, s: loop.State) -> TimedRu
             Check(rank, call, row[loop.C_TIME] / 1e3, due, float(row[loop.C_MEAN]), share, elements, low, high)
         )
     timeouts = tuple(
-        Timeout(agents[int(agent)], int(pc) - int(f.agent_start[int(agent)]), time / 1e3)
+        Timeout(agents[int(agent)], int(pc) - int(first[int(agent)]), time / 1e3)
         for agent, pc, time in s.timeouts[: s.count[loop.TIMEOUTS]]
     )
-    loop.settle_all(s)
-    hung = tuple((agents[a], int(s.pc[a] - f.agent_start[a])) for a in np.nonzero(s.pc < f.agent_end)[0])
+    loop.settle_all(s.word, s.queue)
+    hung = tuple((agents[a], int(reached[a] - first[a])) for a in np.nonzero(reached < tables.agent_end)[0])
     spans = int(s.count[loop.SPANS])
     span_agent = s.span_op[:spans, 0].copy()
     return TimedRun(
@@ -347,13 +304,13 @@ def _result(prepared: Plan, chosen: Preset, seed: int, s: loop.State) -> TimedRu
         seed=seed,
         checks=tuple(checks),
         timeouts=timeouts,
-        words=s.words[: len(f.word_initial)].copy(),
+        words=s.word[: len(tables.word_initial), loop.VALUE].copy(),
         hung=hung,
-        time_us=float(s.now[0]) / 1e3,
+        time_us=float(s.machine[loop.NOW]) / 1e3,
         events=int(s.count[loop.EVENTS]),
         inexact=int(s.count[loop.INEXACT]),
         span_agent=span_agent,
-        span_op=s.span_op[:spans, 1] - f.agent_start[span_agent],
+        span_op=s.span_op[:spans, 1] - first[span_agent],
         span_begin=s.span_time[:spans, 0].copy(),
         span_end=s.span_time[:spans, 1].copy(),
         spans_lost=int(s.count[loop.SPANS_LOST]) if len(s.span_op) else 0,
