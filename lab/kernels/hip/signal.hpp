@@ -1,0 +1,109 @@
+#pragma once
+// Turns, bounded waits and the flag exchange between the same block of all ranks.
+#include "staging.hpp"
+
+namespace lab {
+
+enum class Algorithm : u32 { one_shot, two_shot, low_latency, seed_two_shot };
+enum class Phase : u32 { scatter, gather, packet, own_grid };
+enum class Kind : u64 { none, late, lost };
+
+/// This block's view of the call it takes part in.
+struct Turn {
+    u64 epoch;  ///< number of this call, the same on every rank
+    u32 parity; ///< epoch & 1: which half of the staging
+    bool dead;  ///< an earlier call of this rank lost a peer; nothing may be touched until all ranks reset
+};
+
+/// The epoch lives in device memory, so a replayed graph advances it. Block b reads word b only, and
+/// advance_epoch of block b writes the words congruent to b: no block reads a word that another one writes.
+/// `dead` is the same in every thread: aborted_at of the running launch equals its epoch, which is not below
+/// it.
+LAB_DEVICE Turn begin_call(const Call& call) {
+    const u64 epoch = call.control->epoch[block_index()] + 1;
+    const u64 aborted_at = load_relaxed_system(&call.control->aborted_at);
+    return Turn{epoch, u32(epoch & 1), aborted_at != 0 && aborted_at < epoch};
+}
+
+/// After a block barrier behind begin_call; all max_blocks words, whatever the grid of this call is.
+LAB_DEVICE void advance_epoch(const Call& call, const Turn& turn) {
+    const u32 step = call.threads * call.blocks;
+    for (u32 word = block_index() + thread_index() * call.blocks; word < max_blocks; word += step)
+        call.control->epoch[word] = turn.epoch;
+}
+
+/// What a wait that is not over lacks.
+struct Missing {
+    u32 peer;
+    u64 seen;
+};
+
+LAB_DEVICE void write_record(const Call& call, const Turn& turn, Kind kind, Algorithm algorithm, Phase phase,
+                             const Missing& missing, u64 waited) {
+    WaitRecord* record = call.records + (kind == Kind::late ? 0 : 1);
+    store_relaxed_system(&record->algorithm, u64(algorithm));
+    store_relaxed_system(&record->phase, u64(phase));
+    store_relaxed_system(&record->peer, u64(missing.peer));
+    store_relaxed_system(&record->epoch, turn.epoch);
+    store_relaxed_system(&record->block, u64(block_index()));
+    store_relaxed_system(&record->thread, u64(thread_index()));
+    store_relaxed_system(&record->blocks, u64(call.blocks));
+    store_relaxed_system(&record->threads, u64(call.threads));
+    store_relaxed_system(&record->count, call.count);
+    store_relaxed_system(&record->waited, waited);
+    store_relaxed_system(&record->seen, missing.seen);
+    store_release_system(&record->kind, u64(kind));
+}
+
+/// Poll `ready` until it holds. False once a peer is lost, or another thread of this rank has lost one.
+/// Bounded by wall clock: a slow poll loop does not make a peer late. `missing` is asked before a record is
+/// written.
+template <typename Ready, typename Lacking>
+LAB_DEVICE bool wait_bounded(const Call& call, const Turn& turn, Algorithm algorithm, Phase phase,
+                             const Ready& ready, const Lacking& missing) {
+    constexpr u32 polls_per_clock = 64;
+    u64 start = 0;
+    Missing last = {};
+    for (u32 polls = 0; !ready(); ++polls) {
+        pause();
+        if (polls % polls_per_clock != polls_per_clock - 1) continue;
+        const u64 now = wall_clock();
+        if (start == 0) start = now;
+        last = missing();
+        if (load_relaxed_system(&call.control->aborted_at) != 0) return false;
+        if (now - start <= call.timeout + call.grace) continue;
+        if (compare_exchange_device(&call.control->aborted_at, 0, turn.epoch))
+            write_record(call, turn, Kind::lost, algorithm, phase, last, now - start);
+        return false;
+    }
+    if (start == 0) return true;
+    const u64 waited = wall_clock() - start;
+    if (waited > call.timeout && compare_exchange_device(&call.control->claimed_late, 0, 1))
+        write_record(call, turn, Kind::late, algorithm, phase, last, waited);
+    return true;
+}
+
+/// Block b of this rank meets block b of every peer: what the block pushed before is visible to them after,
+/// and the other way round. False when a peer is lost, in all threads of the block.
+LAB_DEVICE bool exchange_release_acquire(const Call& call, const Turn& turn, Algorithm algorithm,
+                                         Phase phase) {
+    LAB_SHARED(u32, lost);
+    const u32 row = phase == Phase::gather ? 1 : 0;
+    const u32 peer = thread_index();
+    if (peer == 0) lost = 0;
+    block_barrier_draining(); // every wave's payload is out before any thread below publishes it
+    if (peer < world_size && peer != call.rank) {
+        // Pairs with load_polled_system of the peer's same block.
+        store_release_system(flag_word(call, peer, row, block_index(), call.rank), turn.epoch);
+        const u64* mine = flag_word(call, call.rank, row, block_index(), peer);
+        // Pairs with store_release_system of the peer's same block. Flags only grow; 64 bits do not wrap.
+        const auto arrived = [&] { return load_polled_system(mine) >= turn.epoch; };
+        const auto missing = [&] { return Missing{peer, load_relaxed_system(mine)}; };
+        if (!wait_bounded(call, turn, algorithm, phase, arrived, missing)) lost = 1;
+    }
+    block_barrier();
+    acquire_polled_system();
+    return lost == 0;
+}
+
+} // namespace lab

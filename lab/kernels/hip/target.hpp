@@ -1,0 +1,47 @@
+#pragma once
+// The contract between the kernels and a target. Each target_*.hpp supplies the same names:
+//
+//   thread_index() block_index()                 where this thread is
+//   block_barrier() block_barrier_draining()     the latter first waits for the wave's own stores
+//   load_relaxed_system() store_relaxed_system() one word, no ordering
+//   store_release_system()                       everything this block stored before it is visible first
+//   load_polled_system() acquire_polled_system() the first word load that succeeds, and its acquire
+//   load_bypass() store_bypass()                 16 bytes of payload past the caches
+//   load_polled_bypass()                         the same, where the data is its own flag
+//   compare_exchange_device() add_release_device() on a word of this GPU
+//   wall_clock() pause()                         ticks of a clock that does not stop; a poll's rest
+//
+// A base pointer given to *_bypass is the same in every thread of the block; the index is the thread's own.
+
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+namespace lab {
+
+/// The unit of staging: four words, always 16-byte aligned.
+struct alignas(16) Vec16 {
+    u32 word[4];
+};
+
+} // namespace lab
+
+#if defined(__CUDACC__)
+#include "target_nvidia.hpp"
+#elif defined(__HIP__)
+#include "target_amd.hpp"
+#else
+#include "target_host.hpp"
+#endif
+
+#ifndef LAB_WORLD
+#error "compile with -DLAB_WORLD=2..8: the loops over ranks are unrolled"
+#endif
+
+namespace lab {
+
+constexpr u32 world_size = LAB_WORLD;
+constexpr u32 max_ranks = 8;
+static_assert(world_size >= 2 && world_size <= max_ranks, "world_size is 2..8");
+
+} // namespace lab

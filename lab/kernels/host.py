@@ -1,0 +1,160 @@
+"""Run the kernels on the CPU: several ranks, each with a stream of launches, under one seeded schedule."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from lab.errors import LabError
+from lab.kernels.build import HIP, KERNELS, build
+from lab.kernels.runtime import bridge
+from lab.kernels.staging import (
+    MAX_BLOCKS,
+    SENTINEL,
+    VECTOR,
+    Call,
+    Control,
+    Layout,
+    Wait,
+    WaitRecord,
+    decode_records,
+)
+
+OUTCOMES = ("finished", "out of steps", "stuck")  # the order of lab::host::Outcome
+NEVER = 1 << 62
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = [("kernel", ctypes.c_uint64), ("call", Call)]
+
+
+class _Options(ctypes.Structure):
+    _fields_ = [
+        ("seed", ctypes.c_uint64),
+        ("step_limit", ctypes.c_uint64),
+        ("start_after", ctypes.c_uint64 * 8),
+        ("ranks", ctypes.c_uint32),
+        ("weak", ctypes.c_uint32),
+    ]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One call, made by every rank.
+
+    Attributes:
+        algorithm: a kernel's file stem.
+        dtype: "fp32", "fp16" or "bf16".
+        inputs: per rank, a 1-d array of bit patterns (uint16, or uint32 for fp32).
+        outputs: per rank, an array like the input; may be the input itself.
+        blocks, threads: launch shape; threads must be at least the number of ranks.
+    """
+
+    algorithm: str
+    dtype: str
+    inputs: Sequence[np.ndarray]
+    outputs: Sequence[np.ndarray]
+    blocks: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class HostRun:
+    """How a run ended. `waits[rank]` holds the rank's late and lost records."""
+
+    outcome: str
+    steps: int
+    waits: list[list[Wait]] = field(default_factory=list)
+
+
+class HostRanks:
+    """W ranks on the CPU, with their workspaces and control words; state persists from run to run, as on a GPU."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        kernels: Sequence[str] = KERNELS,
+        rounding: str = "RNE",
+        source: Path = HIP,
+        cache: Path | None = None,
+        timeout: int = 1 << 40,
+        grace: int = 0,
+    ):
+        """`timeout` and `grace` are in scheduler steps."""
+        self.layout = layout
+        artifact = build("host", world=layout.world, rounding=rounding, kernels=kernels, source=source, cache=cache)
+        self.module = bridge(cache).HostModule(artifact.path)
+        mirrored = [ctypes.sizeof(kind) for kind in (Call, _Launch, Control, WaitRecord, _Options)]
+        if self.module.sizes() != mirrored:
+            raise LabError("staging.py and staging.hpp disagree on sizes", value=(self.module.sizes(), mirrored))
+        self.timeout, self.grace = timeout, grace
+        self.workspaces = [_aligned(layout.total_bytes) for _ in range(layout.world)]
+        self.controls = [Control() for _ in range(layout.world)]
+        self.records = [(WaitRecord * 2)() for _ in range(layout.world)]
+        self.reset()
+
+    def reset(self, epoch: int = 0) -> None:
+        """What all ranks agree to do after an abort, and at the start: empty slots, flags and counters at `epoch`."""
+        for rank in range(self.layout.world):
+            self.workspaces[rank][: self.layout.packets_offset] = 0
+            self.workspaces[rank][self.layout.packets_offset :] = SENTINEL
+            ctypes.memset(ctypes.byref(self.records[rank]), 0, ctypes.sizeof(self.records[rank]))
+            ctypes.memset(ctypes.byref(self.controls[rank]), 0, ctypes.sizeof(Control))
+            self.controls[rank].epoch[:] = [epoch] * MAX_BLOCKS
+
+    def run(
+        self,
+        collectives: Sequence[Collective],
+        *,
+        seed: int,
+        weak: bool = True,
+        step_limit: int = 1 << 34,
+        start_after: Sequence[int] = (),
+        rounding_seed: int = 0,
+    ) -> HostRun:
+        """Play the calls back to back on every rank.
+
+        Args:
+            collectives: the calls, in stream order.
+            seed: of the schedule; the same seed gives the same steps.
+            weak: let payload stores arrive late and out of order until drained or released.
+            step_limit: scheduler steps after which the run is given up.
+            start_after: per rank, the step before which it launches nothing; NEVER for a rank that is dead.
+            rounding_seed: key of the stochastic rounding.
+        """
+        delays = [*start_after, *[0] * (8 - len(start_after))]
+        alive = [rank for rank in range(self.layout.world) if delays[rank] < NEVER]
+        launches = (_Launch * (len(collectives) * len(alive)))()
+        for i, (collective, rank) in enumerate((c, r) for c in collectives for r in alive):
+            launches[i].kernel = self.module.kernel(f"{collective.algorithm}_{collective.dtype}")
+            self._fill(launches[i].call, collective, rank, rounding_seed)
+        options = _Options(seed=seed, step_limit=step_limit, ranks=self.layout.world, weak=weak)
+        options.start_after[:] = [min(delay, NEVER) for delay in delays]
+        outcome, steps = self.module.run(bytes(launches), len(launches), bytes(options))
+        return HostRun(OUTCOMES[outcome], steps, [decode_records(records) for records in self.records])
+
+    def _fill(self, call: Call, collective: Collective, rank: int, rounding_seed: int) -> None:
+        source, target = collective.inputs[rank], collective.outputs[rank]
+        nbytes = source.nbytes
+        if nbytes > self.layout.capacity(collective.algorithm):
+            raise LabError(f"message of {nbytes} bytes is too large for {collective.algorithm}")
+        for peer, workspace in enumerate(self.workspaces):
+            call.workspace[peer] = workspace.ctypes.data
+        call.input, call.output = source.ctypes.data, target.ctypes.data
+        call.control = ctypes.addressof(self.controls[rank])
+        call.records = ctypes.addressof(self.records[rank])
+        call.count = source.size
+        call.timeout, call.grace = self.timeout, self.grace
+        call.place(self.layout)
+        call.rank, call.blocks, call.threads = rank, collective.blocks, collective.threads
+        call.rounding_seed = rounding_seed
+        call.aligned = call.input % VECTOR == 0 and call.output % VECTOR == 0
+
+
+def _aligned(nbytes: int) -> np.ndarray:
+    raw = np.zeros(nbytes + 256, np.uint8)
+    start = -raw.ctypes.data % 256
+    return raw[start : start + nbytes]

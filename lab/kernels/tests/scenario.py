@@ -1,0 +1,122 @@
+"""Back-to-back calls of mixed algorithm, type, size, alignment and grid, with what each must give."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lab.kernels.host import Collective, HostRanks, HostRun
+from lab.kernels.reference import BITS, all_reduce_bits
+from lab.kernels.staging import Layout
+
+ALGORITHMS = ("one_shot", "two_shot", "low_latency")
+DTYPES = ("fp32", "fp16", "bf16")
+GUARD = 64  # bytes on both sides of an output that must stay as they are
+POISON = 0xA5
+
+
+def layout(world: int, limit: int = 1 << 14) -> Layout:
+    return Layout(world, max_bytes=limit, one_shot_bytes=limit, packet_bytes=limit)
+
+
+@dataclass
+class Scenario:
+    calls: list[Collective]
+    expected: list[np.ndarray]
+    buffers: list[np.ndarray]  # the bytes around each output; None for in-place calls
+
+    def poison(self) -> None:
+        for buffer in self.buffers:
+            buffer[:] = POISON
+        for call, saved in zip(self.calls, self.saved_inputs, strict=True):
+            for mine, original in zip(call.inputs, saved, strict=True):
+                mine[:] = original
+
+    def __post_init__(self):
+        self.saved_inputs = [[mine.copy() for mine in call.inputs] for call in self.calls]
+
+    def wrong(self) -> list[str]:
+        """What differs from the reference, empty when nothing does."""
+        found = []
+        for i, (call, expected) in enumerate(zip(self.calls, self.expected, strict=True)):
+            for rank, output in enumerate(call.outputs):
+                bad = int(np.count_nonzero(output != expected))
+                if bad:
+                    found.append(f"call {i} {call.algorithm} {call.dtype} n={expected.size} rank {rank}: {bad} wrong")
+        for i, buffer in enumerate(self.buffers):
+            if (buffer[:GUARD] != POISON).any() or (buffer[-GUARD:] != POISON).any():
+                found.append(f"guard of output {i} overwritten")
+        return found
+
+    def play(self, ranks: HostRanks, seed: int, **options) -> tuple[HostRun, list[str]]:
+        self.poison()
+        run = ranks.run(self.calls, seed=seed, **options)
+        wrong = self.wrong()
+        if run.outcome != "finished":
+            wrong.append(run.outcome)
+        wrong += [str(wait) for waits in run.waits for wait in waits]
+        return run, wrong
+
+
+def random_bits(rng: np.random.Generator, dtype: str, n: int) -> np.ndarray:
+    """Normal values with zeros, infinities, NaNs, subnormals and the packet sentinel among them."""
+    values = np.ldexp(rng.standard_normal(n).astype(np.float32), rng.integers(-3, 4))
+    bits = {
+        "fp32": lambda: values.view(np.uint32),
+        "fp16": lambda: values.astype(np.float16).view(np.uint16),
+        "bf16": lambda: (values.view(np.uint32) >> 16).astype(np.uint16),
+    }[dtype]().copy()
+    special = rng.random(n) < 0.02
+    kind = BITS[dtype]
+    bits[special] = rng.integers(0, np.iinfo(kind).max, special.sum(), endpoint=True, dtype=kind)
+    bits[rng.random(n) < 0.02] = np.iinfo(kind).max  # pairs of these are the sentinel in 16-bit types
+    return bits
+
+
+def make(
+    seed: int,
+    world: int,
+    calls: int,
+    *,
+    algorithms: Sequence[str] = ALGORITHMS,
+    dtypes: Sequence[str] = DTYPES,
+    limit: int = 1 << 14,
+    threads: int = 32,
+    max_blocks: int = 3,
+    whole: bool = False,
+) -> Scenario:
+    """`whole`: only aligned messages whose parts are whole vectors, as the seed's kernel needs."""
+    rng = np.random.default_rng(seed)
+    collectives, expected, buffers = [], [], []
+    for _ in range(calls):
+        algorithm, dtype = str(rng.choice(algorithms)), str(rng.choice(dtypes))
+        itemsize = np.dtype(BITS[dtype]).itemsize
+        n = int(min(np.exp(rng.uniform(0, np.log(limit))), limit)) // itemsize or 1
+        if whole:
+            unit = world * 16 // itemsize
+            n = max(n // unit, 1) * unit
+        inputs, outputs = [], []
+        in_place = rng.random() < 0.25
+        for _rank in range(world):
+            skew_in, skew_out = (0, 0) if whole or rng.random() < 0.5 else rng.integers(0, 16 // itemsize, 2) * itemsize
+            mine = _view(n * itemsize, int(skew_in), n, dtype)[1]
+            mine[:] = random_bits(rng, dtype, n)
+            buffer, output = _view(n * itemsize, int(skew_out), n, dtype)
+            inputs.append(mine)
+            if in_place:
+                outputs.append(mine)
+            else:
+                outputs.append(output)
+                buffers.append(buffer)
+        expected.append(all_reduce_bits(inputs, dtype))
+        collectives.append(
+            Collective(algorithm, dtype, inputs, outputs, int(rng.integers(1, max_blocks, endpoint=True)), threads)
+        )
+    return Scenario(collectives, expected, buffers)
+
+
+def _view(nbytes: int, skew: int, n: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    raw = np.zeros(nbytes + 2 * GUARD + 32, np.uint8)
+    start = -raw.ctypes.data % 16 + GUARD + skew
+    buffer = raw[start - GUARD : start + nbytes + GUARD]
+    return buffer, buffer[GUARD : GUARD + nbytes].view(BITS[dtype])

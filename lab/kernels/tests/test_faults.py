@@ -1,0 +1,97 @@
+# ruff: noqa: E501 - a fault is one line, old text beside new
+"""Faults planted in the kernels' own source: the host finds each of them, and says which it cannot see."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lab.kernels.build import HIP, KERNELS
+from lab.kernels.host import HostRanks
+from lab.kernels.tests.scenario import layout, make
+
+SEEDS = 40
+WORLD = 3
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`old` in `file` becomes `new`. `weak`: seen only when payload stores may be delayed."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    algorithms: tuple[str, ...]
+    weak: bool = False
+
+
+FLAGGED = ("one_shot", "two_shot")
+FAULTS = (
+    Fault("no barrier before the flag", "signal.hpp", "block_barrier_draining();", "", FLAGGED),
+    Fault("waves not drained before the flag", "signal.hpp", "block_barrier_draining();", "block_barrier();", FLAGGED, True),
+    Fault("no barrier after the wait", "signal.hpp", "    block_barrier();\n    acquire", "    acquire", FLAGGED),
+    Fault("flag of the call before will do", "signal.hpp", ">= turn.epoch;", ">= turn.epoch - 1;", FLAGGED),
+    Fault("all blocks share block 0's flags", "signal.hpp", "row, block_index(),", "row, 0,", FLAGGED),
+    Fault("flag before payload", "one_shot.hip", "// 1. My vectors", "exchange_release_acquire(call, turn, Algorithm::one_shot, Phase::scatter); // 1.", ("one_shot",)),
+    Fault("one parity", "signal.hpp", "u32(epoch & 1)", "0u", FLAGGED),
+    Fault("epoch advanced for this grid only", "signal.hpp", "word < max_blocks", "word < call.blocks", ("one_shot",)),
+    Fault("gather slots in the scatter region", "staging.hpp", "call.gather_offset +", "call.scatter_offset +", ("two_shot",)),
+    Fault("gather flags in the scatter row", "signal.hpp", "phase == Phase::gather ? 1 : 0", "0", ("two_shot",)),
+    Fault("reduce with another mapping than the push", "two_shot.hip", "= call.rank * part + i;", "= call.rank * part + (i = (i + call.threads) % stride);", ("two_shot",)),
+    Fault("packets not given back", "low_latency.hip", "            store_bypass(slots, peer_after", "            if (false) store_bypass(slots, peer_after", ("low_latency",)),
+    Fault("sentinel in the data not replaced", "low_latency.hip", "== sentinel ? other_nan :", "== sentinel ? sentinel :", ("low_latency",)),
+    Fault("epoch word written before all have read it", "low_latency.hip", "    block_barrier(); // every", "    // every", ("low_latency",)),
+    Fault("only one word of a packet checked", "low_latency.hip", "v.word[0] != sentinel && v.word[1] != sentinel && v.word[2] != sentinel && v.word[3] != sentinel", "v.word[0] != sentinel", ("low_latency",), True),
+    Fault("sum starts at the own rank", "reduce.hpp", "T::widen(element<T>(terms[s], i))", "T::widen(element<T>(terms[(s + call.rank) % world_size], i))", KERNELS),
+    Fault("tail written beyond the end", "reduce.hpp", "i < per_vector<T> && first + i < call.count; ++i", "i < per_vector<T>; ++i", KERNELS),
+    Fault("rounded to nearest, ties away", "rounding.hpp", "rest > half || (rest == half && (kept & 1))", "rest >= half", KERNELS),
+)  # fmt: skip
+
+
+def plant(fault: Fault, folder: Path, cache: Path) -> HostRanks:
+    shutil.copytree(HIP, folder / "hip")
+    path = folder / "hip" / fault.file
+    text = path.read_text()
+    assert text.count(fault.old) >= 1, f"{fault.file} has no {fault.old!r} any more"
+    path.write_text(text.replace(fault.old, fault.new))
+    return HostRanks(layout(WORLD), kernels=fault.algorithms, source=folder / "hip", cache=cache)
+
+
+def found_in(ranks: HostRanks, algorithms, weak: bool) -> int | None:
+    """The first seed that shows something wrong. Ragged messages, several blocks, sizes and grids that change."""
+    for seed in range(SEEDS):
+        ranks.reset()
+        scenario = make(seed, WORLD, 12, algorithms=algorithms)
+        if scenario.play(ranks, seed, weak=weak, step_limit=3_000_000)[1]:
+            return seed
+    return None
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_planted_fault_is_found(fault, tmp_path, cache):
+    ranks = plant(fault, tmp_path, cache)
+    assert found_in(ranks, fault.algorithms, weak=True) is not None
+    if fault.weak:
+        assert found_in(ranks, fault.algorithms, weak=False) is None, "a host in program order cannot see this one"
+
+
+def test_the_kernels_as_they_are_pass_the_same_runs():
+    ranks = HostRanks(layout(WORLD))
+    for algorithms in (FLAGGED, KERNELS, *[(name,) for name in KERNELS]):
+        assert found_in(ranks, algorithms, weak=True) is None
+
+
+NOT_SEEN_HERE = (
+    # The host has no caches: what these do is checked in the machine code (test_isa.py) and on GPUs.
+    Fault("no acquire", "signal.hpp", "    acquire_polled_system();", "", FLAGGED),
+    # Waves are drained before the barrier, so the fence's own part, the cache write-back, has no counterpart here.
+    Fault("flag stored relaxed", "signal.hpp", "store_release_system(flag_word", "store_relaxed_system(flag_word", FLAGGED),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", NOT_SEEN_HERE, ids=lambda fault: fault.name)
+def test_what_the_host_cannot_see(fault, tmp_path, cache):
+    """Kept so that the claim stays true: when the host learns to see one of these, move it up."""
+    assert found_in(plant(fault, tmp_path, cache), fault.algorithms, weak=True) is None
