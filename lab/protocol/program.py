@@ -262,7 +262,7 @@ class Rmw(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class Wait(Op):
-    """Poll until the condition holds. A `bound` makes it give up and jump to `on_timeout` (an op position)."""
+    """Poll until the condition holds. After `bound` polls, or `seconds`, give up and jump to `on_timeout` (an op position)."""
 
     word: WordRef
     cond: Cond
@@ -270,6 +270,7 @@ class Wait(Op):
     order: Order
     scope: Scope
     bound: int | None = None
+    seconds: float | None = None
     on_timeout: int | None = None
 
     def describe(self) -> str:

@@ -176,10 +176,13 @@ class Verbs:
         scope: Scope,
         bound: int | None = None,
         on_timeout: Callable[[], None] | None = None,
+        seconds: float | None = None,
     ) -> None:
         """Poll a word until `word cond value`; cond is one of ==, !=, >=, >=s (signed), >=mod (modulo 2**32), sum<=.
 
-        `bound` polls without success run `on_timeout`, which records what the agent does then (and usually `ret()`s).
+        After `bound` polls, or `seconds`, without success it runs `on_timeout`, which records what the agent does then
+        (and usually `ret()`s). Polls take no known time: their bound may be reached while the other side is only
+        late; `seconds` are taken to be longer than any delay, so that they pass only when nothing else can happen.
         """
         if cond not in CONDITIONS:
             raise ProtocolError(
@@ -193,28 +196,9 @@ class Verbs:
             order=order,
             scope=scope,
             bound=bound,
+            seconds=seconds,
             on_timeout=self._handler(on_timeout),
         )
-
-    def try_wait(
-        self, at: WordRef | Buffer, cond: str, value: Expr | int, order: Order, scope: Scope, bound: int
-    ) -> Reg:
-        """Poll like `wait`, but after `bound` polls without success go on; returns 1 if the condition was met, else 0."""
-        met, gave_up = self.let(0, "met"), Label()
-        self._emit(
-            Wait,
-            word=word_ref(at),
-            cond=CONDITIONS[cond],
-            value=word(value),
-            order=order,
-            scope=scope,
-            bound=bound,
-            on_timeout=gave_up,
-        )
-        self.assign(met, 1)
-        if self._recorder is not None:
-            self._recorder.place(gave_up)
-        return met
 
     def _handler(self, on_timeout: Callable[[], None] | None) -> Label | None:
         if on_timeout is None or self._recorder is None:

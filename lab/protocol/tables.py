@@ -40,7 +40,7 @@ from lab.protocol.program import (
 )
 
 # Columns of `Tables.ops`, one 64-byte row an operation.
-KIND, ADDR, SELECT, VALUE, DST, FN, TARGET, SYNC, COUNT, EXPECTED, AGENT, POSITION, STAMP = range(13)
+KIND, ADDR, SELECT, VALUE, DST, FN, TARGET, SYNC, COUNT, EXPECTED, AGENT, POSITION, STAMP, CLOCK = range(14)
 COLUMNS = 16
 # KIND
 LOAD, STORE, RMW, WAIT, FENCE, SET, BRANCH, MOVE, FILL, EXPECT, WAIT_STAMP, NOP = range(12)
@@ -190,7 +190,7 @@ class _Compiler:
             starts.append(row)
             base, width = row, len(agent.ops)
             for position, op in enumerate(agent.ops):
-                rows[row, :13] = self._row(op, base, agent.id, position)
+                rows[row, :14] = self._row(op, base, agent.id, position)
                 row += 1
             ends.append(base + width)
         registers = 1 + max(
@@ -441,7 +441,7 @@ class _Compiler:
     # -- rows ----------------------------------------------------------------------------------------------------------
 
     def _row(self, op: Op, base: int, agent: int, position: int) -> list[int]:
-        row = [-1] * 13
+        row = [-1] * 14
         row[KIND], row[AGENT], row[POSITION] = _KINDS[type(op)], agent, position
         if isinstance(op, (Load, Store, Rmw, Wait)):
             row[ADDR], row[SELECT] = self._word_address(op.word, op)
@@ -461,6 +461,8 @@ class _Compiler:
         if isinstance(op, (Wait, WaitStamp)):
             row[FN] = int(op.cond)
             row[TARGET] = -1 if op.on_timeout is None else base + op.on_timeout
+        if isinstance(op, Wait) and op.seconds is not None:
+            row[CLOCK] = 1
         if isinstance(op, Rmw):
             row[FN] = _RMW[op.fn]
             row[EXPECTED] = -1 if op.expected is None else self._operand(op.expected)

@@ -778,11 +778,11 @@ class _Builder:
 
 
 def _check_waits(program: Program) -> None:
-    """Refuse a wait on a word that no agent ever writes and whose initial value does not meet it."""
-    written = {op.word.region.id for agent in program.agents for op in agent.ops if isinstance(op, (Store, Rmw))}
+    """Refuse a wait on a region that no agent ever writes, on any rank: one rank that never launches is no mistake."""
+    written = {op.word.region.name for agent in program.agents for op in agent.ops if isinstance(op, (Store, Rmw))}
     for agent in program.agents:
         for op in agent.ops:
-            if isinstance(op, Wait) and op.word.region.id not in written and op.bound is None:
+            if isinstance(op, Wait) and op.word.region.name not in written and op.bound is None:
                 raise ProtocolError(
                     f"no agent ever writes {op.word.region.name} of rank {op.word.region.rank}, so this wait hangs",
                     site=op.site,

@@ -1,7 +1,7 @@
 """aiter#3514: no exit barrier after reading the peers' inputs.
 
-Pull, one stage: start flags, then every rank reads the peers' registered input tensors in place. A fast rank leaves the kernel,
-and the next kernel on its stream overwrites an input that a slow peer still reads.
+Pull, one stage: start flags, then every rank reads the peers' registered input tensors in place. A fast rank leaves
+the kernel, and the next kernel on its stream overwrites an input that a slow peer still reads.
 Missing: order from a peer's read of the input to its next writer.
 Fix: an exit barrier.
 """

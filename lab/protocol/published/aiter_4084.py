@@ -1,9 +1,9 @@
 """aiter#4084: instead of an exit barrier, keep the input alive until the next call's start barrier.
 
-Pull without an exit barrier, as in aiter#3514. There the input returns to the pool when the call ends, and the next kernel on the
-stream writes there. Kept until the next call has passed its start barrier, it is overwritten only after every peer has started
-that call, hence has ended this one. That is enough exactly when the start barrier releases and acquires: relaxed, it proves
-nothing (option `relaxed_start`).
+Pull without an exit barrier, as in aiter#3514. There the input returns to the pool when the call ends, and the next
+kernel on the stream writes there. Kept until the next call has passed its start barrier, it is overwritten only
+after every peer has started that call, hence has ended this one. That is enough exactly when the start barrier
+releases and acquires: relaxed, it proves nothing (option `relaxed_start`).
 Missing: order from a peer's read of an input to the reuse of its memory.
 Fix: two inputs in turn, so that an input is written again only after the call between.
 """
@@ -21,7 +21,7 @@ def memory(m: Declare) -> None:
 
 
 def pool(h: Host) -> None:
-    """Inputs come from a pool: of one buffer where it is freed when the call ends, of two where the next call still holds it."""
+    """Inputs come from a pool: of one buffer if a call frees its input, of two if the next call still holds it."""
     for index, nbytes in enumerate(h.sizes()):
         buffer = index % 2 if h.options["keep_input"] else 0
         out = h.output(nbytes)

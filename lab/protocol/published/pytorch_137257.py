@@ -1,7 +1,7 @@
 """pytorch#137257: one-shot over peer-mapped buffers without a closing barrier.
 
-Each rank copies its input into its own buffer, meets the others at a barrier and reads all buffers. The barrier is a pad per peer
-that the sender turns from 0 to 1 and the receiver from 1 to 0. After the reads there is no barrier.
+Each rank copies its input into its own buffer, meets the others at a barrier and reads all buffers. The barrier is a
+pad per peer that the sender turns from 0 to 1 and the receiver from 1 to 0. After the reads there is no barrier.
 Missing: order from a peer's read in call n to this rank's copy into the buffer in call n + 1.
 Fix: a closing barrier.
 """

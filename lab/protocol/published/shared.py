@@ -1,4 +1,4 @@
-"""Pieces that several of the published protocols have in common: a cross-rank barrier, a push, a host that reuses its input."""
+"""What several of the published protocols share: a cross-rank barrier, hosts that reuse an input, refusals."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """tokenspeed#1017: a shared buffer is overwritten before the peers have read it.
 
-Each rank copies its input into its own shared buffer, raises a "ready" epoch per block and reads every peer's buffer. There is one
-buffer, and nothing proves that the peers have read it when the next call overwrites it.
+Each rank copies its input into its own shared buffer, raises a "ready" epoch per block and reads every peer's
+buffer. There is one buffer, and nothing proves that the peers have read it when the next call overwrites it.
 Missing: order from a peer's read in call n to this rank's write in call n + 1.
 Fix: a second epoch, "done", which every rank raises after its reads and waits for before it overwrites.
 """
