@@ -15,7 +15,7 @@ import typer
 from lab.cli.errors import run
 
 # Shown by `lab --help` in this order.
-COMMANDS: tuple[str, ...] = ("check", "replay", "list", "bench")
+COMMANDS: tuple[str, ...] = ("check", "replay", "list", "bench", "isa")
 
 app = typer.Typer(
     name="lab",

@@ -5,6 +5,9 @@
 #define LAB_KERNEL extern "C" __attribute__((global, used, amdgpu_flat_work_group_size(1, 512))) void
 #define LAB_SHARED(type, name) static __attribute__((shared)) type name
 
+// A comment in the assembly, for isa.py to find the place; no instruction.
+#define LAB_ISA_MARK(text) asm volatile("; lab " text::: "memory")
+
 namespace lab {
 
 LAB_DEVICE u32 thread_index() { return __builtin_amdgcn_workitem_id_x(); }
@@ -55,6 +58,7 @@ LAB_DEVICE void fence_release_system() {
 /// Pairs with load_polled_system and the acquire_polled_system after it.
 LAB_DEVICE void store_release_system(u64* flag, u64 value) {
     fence_release_system();
+    LAB_ISA_MARK("flag store");
     store_relaxed_system(flag, value);
 }
 
@@ -62,7 +66,10 @@ LAB_DEVICE u64 load_polled_system(const u64* flag) { return load_relaxed_system(
 
 /// Acquire half of store_release_system: executed by every wave after the block barrier that follows the
 /// poll, because a block may span two caches (WGP mode).
-LAB_DEVICE void acquire_polled_system() { __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, ""); }
+LAB_DEVICE void acquire_polled_system() {
+    LAB_ISA_MARK("acquire");
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "");
+}
 
 using Quad = u32 __attribute__((ext_vector_type(4)));
 
