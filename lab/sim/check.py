@@ -9,13 +9,16 @@ from lab.protocol.program import Program, Rmw, Store, Wait
 from lab.protocol.tables import Tables, compile_tables
 from lab.protocol.write import Config, Protocol
 from lab.sim import machine as m
+from lab.sim.determinate import why_not_determinate
 from lab.sim.explain import Explainer, WitnessStep, witness
 from lab.sim.explore import INTERRUPTED, Engine, Exploration, explore
 from lab.sim.minimise import Witness, key_of, smallest_witness
-from lab.sim.races import Execution, execute, find_races
+from lab.sim.races import Execution, RaceReport, execute, find_races
 from lab.sim.schedule import Schedule
 from lab.sim.values import outputs
 from lab.sim.verdict import Race, Verdict
+
+_RACE_CHECKED = 16  # further executions whose races are checked when one does not stand for all
 
 
 def check(
@@ -50,11 +53,23 @@ def check(
     program = protocol.program(config)
     tables = compile_tables(program)
     report = find_races(tables)
+    why_not = why_not_determinate(report.execution, bool(report.races))
+    races = report.races if why_not is None else _races_of_several(tables, report, seed)
     engine = Engine(tables, memory)
     found = explore(engine, schedulers, executions, seed, deadline, early_timeout, progress)
     failing = _failing(tables, memory, found, report.execution)
-    small = _smallest(protocol, config, memory, report.races, seed, found) if minimise and not found.stopped else []
-    return _verdict(protocol, config, program, memory, report.races, found, failing, small)
+    small = _smallest(protocol, config, memory, races, seed, found) if minimise and not found.stopped else []
+    covered = proof(program, races, why_not, found, memory)
+    return _verdict(protocol, config, program, memory, races, found, failing, small, covered)
+
+
+def _races_of_several(tables: Tables, first: RaceReport, seed: int) -> tuple[Race, ...]:
+    """The races of the first execution and of some random ones, one of each kind: another schedule may do other things."""
+    races = {key_of(race): race for race in first.races}
+    for k in range(_RACE_CHECKED):
+        for race in find_races(tables, execute(tables, policy=m.RANDOM, seed=seed + k)).races:
+            races.setdefault(key_of(race), race)
+    return tuple(races.values())
 
 
 def witnesses(
@@ -95,6 +110,7 @@ def _verdict(
     found: Exploration,
     failing: Execution | None,
     small: list[tuple[Race, Witness]],
+    covered: str,
 ) -> Verdict:
     if failing is None and small:
         failing = small[0][1].execution
@@ -122,7 +138,7 @@ def _verdict(
         witness=tuple(story(*small[0])) if small else (),
         executions=found.executions,
         failing=found.failing,
-        proof=proof(program, found, memory),
+        proof=covered,
         notes=tuple(_witness_note(race, pair) for race, pair in _paired(races, small)),
         interrupted=found.stopped == INTERRUPTED,
     )
@@ -224,39 +240,25 @@ def abort_record(protocol: Protocol, execution: Execution) -> str | None:
     return None
 
 
-def proof(program: Program, found: Exploration, memory: str) -> str:
+def proof(
+    program: Program, races: tuple[Race, ...], why_not: str | None, found: Exploration, memory: str
+) -> str:
     """What was covered, and what a pass does not prove."""
     schedules = ", ".join(f"{count} {name}" for name, count in found.by_scheduler.items())
     stopped = f" (stopped early: {found.stopped})" if found.stopped else ""
-    text = (
-        f"race check: every pair of conflicting accesses of one execution, by vector clocks; explored: {schedules} "
-        f"executions under {memory}{stopped}"
-    )
     limits = []
-    if _straight_line(program):
-        text += "; words grow only and have one writer or are added to, so one execution stands for every schedule"
+    if why_not is None:
+        checked = "one execution"
+        claim = "the program is determinate, so this one execution stands for every schedule"
+        claim += "" if races else ", and without races for every memory model that keeps release and acquire"
     else:
-        limits.append(
-            "control depends on data (branches, resets or several writers of a word), so other schedules may differ"
-        )
+        checked = f"{_RACE_CHECKED + 1} executions"
+        claim = f"one execution does not stand for all: {why_not}"
+        limits.append("schedules that were not explored")
     if all(agent.kind != "wave" for agent in program.agents):
-        limits.append("a block is one agent: order between its threads is not checked (use --waves)")
-    if memory == "sc":
-        limits.append("stores are seen at once by all (use --memory posted)")
-    return text + ("; not covered: " + "; ".join(limits) if limits else "")
-
-
-def _straight_line(program: Program) -> bool:
-    """Whether the one-execution argument applies: no data-dependent branch, no word with several plain writers or a reset."""
-    writers: dict[tuple[int, str], set[int]] = {}
-    for agent in program.agents:
-        for op in agent.ops:
-            if op.phase == "timeout":
-                continue
-            if isinstance(op, Store):
-                writers.setdefault((op.word.region.id, str(op.word.index)), set()).add(agent.chain)
-            if type(op).__name__ == "Branch" and op.cond is not None:  # type: ignore[attr-defined]
-                return False
-            if isinstance(op, Store) and str(op.value) == "0":
-                return False
-    return all(len(chains) == 1 for chains in writers.values())
+        limits.append("order between the threads of a block (a block is one agent here; --waves splits it)")
+    limits.append("other sizes, ranks, grids and numbers of calls than those given")
+    return (
+        f"race check: every pair of conflicting accesses of {checked}, by vector clocks; explored: {schedules} executions "
+        f"under {memory}{stopped}; {claim}; not covered: {'; '.join(limits)}"
+    )

@@ -52,13 +52,15 @@ class Clocks:
         rows: int32 (steps, chains): what each step knows of every chain, itself included.
         time: int32 (steps,): the step's own time on its chain; 0 for deliveries and timeouts.
         chain: int32 (steps,): its chain.
-        order: int32 (steps,): the step whose write a wait joined, -1: none.
+        joined: int32 (steps,): the step whose write a word read joined, -1: the initial value, or no read.
+        wanted: int64 (steps,): what a wait compared with.
     """
 
     rows: np.ndarray
     time: np.ndarray
     chain: np.ndarray
     joined: np.ndarray
+    wanted: np.ndarray
 
 
 def execute(
@@ -72,14 +74,18 @@ def execute(
     return Execution(tables, memory, outcome, int(state.counts[m.C_STEPS]), log, state, static)
 
 
-def clocks(execution: Execution) -> Clocks:
-    """Compute the vector clocks of an execution."""
+def clocks(execution: Execution, guards_only: bool = False) -> Clocks:
+    """Compute the vector clocks of an execution.
+
+    With `guards_only`, the order that holds in every schedule whatever the memory orders say: a wait comes after the write that first
+    meets it, and nothing else orders two agents.
+    """
     tables = execution.tables
     steps = execution.steps
     n_agents = len(tables.agent_start)
     rows = np.zeros((steps, tables.program.chains), np.int32)
     time, chain = np.zeros(steps, np.int32), np.full(steps, -1, np.int32)
-    joined = np.full(steps, -1, np.int32)
+    joined, wanted = np.full(steps, -1, np.int32), np.zeros(steps, np.int64)
     program = tables.program
     agent_block = np.array([a.block if a.kind != "host" else -1 for a in program.agents], np.int64)
     agent_call = np.array([a.call for a in program.agents], np.int64)
@@ -103,8 +109,10 @@ def clocks(execution: Execution) -> Clocks:
         time,
         chain,
         joined,
+        wanted,
+        guards_only,
     )
-    return Clocks(rows, time, chain, joined)
+    return Clocks(rows, time, chain, joined, wanted)
 
 
 @njit(cache=True, inline="always")
@@ -159,6 +167,8 @@ def _clocks(
     time,
     chain,
     joined,
+    wanted,
+    guards_only,
 ):
     n_agents, n_chains = len(rank), rows.shape[1]
     now = np.zeros((n_agents, n_chains), np.int32)
@@ -177,6 +187,9 @@ def _clocks(
         agent = ops[op, t.AGENT]
         kind, sync = ops[op, t.KIND], ops[op, t.SYNC]
         order, scope = sync & 3, sync >> 4
+        if guards_only:
+            scope = _SYSTEM
+            order = (1 if kind == t.WAIT else 0) | (2 if kind == t.STORE or kind == t.RMW else 0)
         c = agent_chain[agent]
         ticks[c] += 1
         now[agent, c] = ticks[c]
@@ -187,6 +200,7 @@ def _clocks(
             seen = log_seen[step]
             if kind == t.WAIT and ops[op, t.FN] != words.SUM_LE:
                 value = words.operand(exprs, postfix, ops[op, t.VALUE], registers, agent)
+                wanted[step] = value
                 seen = _first_satisfying(
                     seen, ops[op, t.FN], value, log_value, previous, writer, now[agent], time, chain, initial[at]
                 )
@@ -196,7 +210,7 @@ def _clocks(
                 if scope >= needed:
                     if order & 1:
                         _join_released(now[agent], seen, max(needed, 1), released, is_rmw, previous, rows)
-                    else:
+                    elif not guards_only:
                         _join_released(
                             pending[agent, max(needed, 1)], seen, max(needed, 1), released, is_rmw, previous, rows
                         )
@@ -379,7 +393,7 @@ def _describe(tables: Tables, execution: Execution, pairs: np.ndarray) -> tuple[
     return tuple(_race(tables, execution, pairs[m[0][2]], m[0][0], m[0][1], len(m)) for m in groups.values())
 
 
-def _agent(tables: Tables, execution: Execution, step: int):  # noqa: ANN202
+def _agent(tables: Tables, execution: Execution, step: int):
     return tables.program.agents[int(tables.ops[execution.log.op[step], t.AGENT])]
 
 

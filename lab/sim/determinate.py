@@ -1,0 +1,143 @@
+"""When one execution stands for every schedule.
+
+A program is *determinate* when no choice of the scheduler can change what any operation reads from a word. Then every schedule
+executes the same operations, the races of one execution are the races of all, and without races the outcome of one is the outcome of
+all. It is enough that, by the clocks of one execution under `sc`,
+
+* a load or read-modify-write whose result is used (by a branch, an address, a value or a wait) is ordered with every other write of
+  its word;
+* writes of one word that are not ordered are additions whose results nobody uses, or stores of one value;
+* every wait is *stable*: no write that the order allows between the one that met it and the waiter's look unmeets it, and no addition
+  beyond the one that met it could have met it instead;
+* no bounded wait gave up.
+
+Steps that nothing orders then commute, so any schedule can be turned into the one executed by swapping neighbours (Mazurkiewicz 1987).
+Tested against all schedules of random programs; not machine-proved.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+
+from lab.protocol import tables as t
+from lab.protocol.expr import Binary, Expr, Reg
+from lab.protocol.program import Agent, Expect, Load, Op, Rmw, Span, Store, Wait, WaitStamp, WordRef
+from lab.sim import machine as m
+from lab.sim import words
+from lab.sim.races import Clocks, Execution, clocks
+
+
+def why_not_determinate(execution: Execution, racy: bool) -> str | None:
+    """The first reason why one execution does not stand for every schedule; None: it does.
+
+    Args:
+        execution: Recorded under `sc`.
+        racy: Whether it has payload races.
+    """
+    if execution.state.counts[m.C_TIMEOUTS]:
+        return "a bounded wait gave up"
+    if execution.outcome != m.DONE:
+        return "the execution did not end"
+    return next(_reasons(execution, clocks(execution, guards_only=True), racy), None)
+
+
+def _reasons(execution: Execution, guards: Clocks, racy: bool) -> Iterator[str]:
+    agents = execution.tables.program.agents
+    used = [_used_registers(agent) for agent in agents]
+    for agent in agents:
+        for op in agent.ops:
+            if isinstance(op, WaitStamp):
+                yield f"{agent.name} waits for packets ({op.site}), whose order is not tracked"
+            if isinstance(op, Expect) and racy and op.dst in used[agent.id]:
+                yield f"{agent.name} decides by a payload that races ({op.site})"
+    for steps in _word_accesses(execution).values():
+        yield from _Word(execution, guards, used, steps).reasons()
+
+
+class _Word:
+    """The accesses of one word in one execution, in the order they happened."""
+
+    def __init__(self, execution: Execution, guards: Clocks, used: list[set[int]], steps: np.ndarray) -> None:
+        self._clocks, self._log, self._used = guards, execution.log, used
+        self._tables = execution.tables
+        self._steps = steps
+        self._writes = np.array([s for s in steps if isinstance(self._op(s), (Store, Rmw))], np.int64)
+
+    def reasons(self) -> Iterator[str]:
+        for step in self._steps:
+            op = self._op(step)
+            loose = self._loose(step)
+            if isinstance(op, (Load, Rmw)) and len(loose) and self._is_used(step, op):
+                yield f"what {op.word} holds when it is read depends on the schedule ({op.site})"
+            if isinstance(op, (Store, Rmw)) and not all(self._commute(step, op, w) for w in loose):
+                yield f"{op.word} is written by several agents that nothing orders ({op.site})"
+            if isinstance(op, Wait) and self._unstable(step, op, loose):
+                yield f"{op.word} may stop meeting a wait before the waiter looks ({op.site})"
+
+    def _op(self, step: int) -> Op:
+        return self._tables.op(int(self._log.op[step]))
+
+    def _loose(self, step: int) -> np.ndarray:
+        """Writes that are not ordered with `step`."""
+        c, w = self._clocks, self._writes
+        before = c.rows[step, c.chain[w]] >= c.time[w]
+        after = c.rows[w, c.chain[step]] >= c.time[step]
+        return w[~(before | after)]
+
+    def _is_used(self, step: int, op: Load | Rmw) -> bool:
+        return op.dst in self._used[int(self._tables.ops[self._log.op[step], t.AGENT])]
+
+    def _commute(self, step: int, op: Store | Rmw, other: int) -> bool:
+        second = self._op(other)
+        if isinstance(op, Rmw) and isinstance(second, Rmw):
+            return op.fn == second.fn == "add" and not self._is_used(step, op) and not self._is_used(other, second)
+        return type(op) is type(second) and int(self._log.value[step]) == int(self._log.value[other])
+
+    def _unstable(self, step: int, op: Wait, loose: np.ndarray) -> bool:
+        """Whether a write that the order allows before the waiter's look unmeets the wait, or could have met it instead."""
+        joined, wanted = int(self._clocks.joined[step]), int(self._clocks.wanted[step])
+        return any(
+            isinstance(self._op(write), Rmw)
+            or not words.met.py_func(int(op.cond), int(self._log.value[write]), wanted)
+            for write in loose.tolist()
+            if write > joined
+        )
+
+
+def _word_accesses(execution: Execution) -> dict[int, np.ndarray]:
+    log, ops = execution.log, execution.tables.ops
+    rows = log.op[: execution.steps]
+    steps = np.flatnonzero(rows >= 0)
+    kinds = ops[rows[steps], t.KIND]
+    found: dict[int, list[int]] = defaultdict(list)
+    for step in steps[(kinds == t.LOAD) | (kinds == t.STORE) | (kinds == t.RMW) | (kinds == t.WAIT)].tolist():
+        found[int(log.row[step])].append(step)
+    return {word: np.array(touching, np.int64) for word, touching in found.items()}
+
+
+def _used_registers(agent: Agent) -> set[int]:
+    """Registers that some operation of the agent reads."""
+    return {register for op in agent.ops for expr in _operands(op) for register in _registers(expr)}
+
+
+def _operands(op: Op) -> Iterator[Expr]:
+    for name in op.__dataclass_fields__:
+        value = getattr(op, name)
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, Expr):
+                yield part
+            elif isinstance(part, WordRef):
+                yield part.index
+            elif isinstance(part, Span):
+                yield part.start
+
+
+def _registers(expr: Expr) -> Iterator[int]:
+    if isinstance(expr, Reg):
+        yield expr.index
+    elif isinstance(expr, Binary):
+        yield from _registers(expr.left)
+        yield from _registers(expr.right)
