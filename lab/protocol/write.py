@@ -60,7 +60,9 @@ AbortRecord = Callable[[AbortWords], "str | None"]
 ITEMSIZE = {"fp16": 2, "bf16": 2, "fp32": 4}
 VECTOR_BYTES = 16
 MAX_BLOCKS = 1024
-_BLOCK_EXITED = 1 << 20  # added to a block's barrier counter when its leader returns: every later barrier is passed
+# Words that the waves of a block share: barrier arrivals, two values in turn, and whether the leader has returned.
+_ARRIVED, _SHARED, _EXITED = 0, 1, 3
+_ALL_ARRIVED = 1 << 20  # added by a leader that returns, so that every later barrier is passed
 
 
 @dataclass(frozen=True)
@@ -316,11 +318,11 @@ class Block(Verbs):
             self._emit(Barrier)
             return
         self._barriers += 1
-        counter = self._shared[0]
+        counter = self._shared[_ARRIVED]
         self._emit(Rmw, fn="add", word=counter, value=word(1), expected=None, dst=None, order=ACQ_REL, scope=BLOCK)
         self.wait(counter, ">=", self._barriers * self._waves, ACQUIRE, BLOCK)
-        exited = self.load(counter, RELAXED, BLOCK, "exited")
-        with self.when(exited >= _BLOCK_EXITED):
+        exited = self.load(self._shared[_EXITED], RELAXED, BLOCK, "exited")
+        with self.when(exited != 0):
             Verbs.ret(self)
 
     def share(self, value: Expr) -> Expr:
@@ -329,7 +331,7 @@ class Block(Verbs):
             shared = self.let(value)
             self.barrier()
             return shared
-        slot = self._shared[1 + self._barriers % 2]
+        slot = self._shared[_SHARED + self._barriers % 2]
         self.leader.store(slot, value, RELAXED, BLOCK)
         self.barrier()
         return self.load(slot, RELAXED, BLOCK)
@@ -337,16 +339,8 @@ class Block(Verbs):
     def ret(self) -> None:
         """The block returns; waves that wait at its barrier return too."""
         if self._shared is not None and self._wave == 0:
-            self._emit(
-                Rmw,
-                fn="add",
-                word=self._shared[0],
-                value=word(_BLOCK_EXITED),
-                expected=None,
-                dst=None,
-                order=RELEASE,
-                scope=BLOCK,
-            )
+            self.store(self._shared[_EXITED], 1, RELAXED, BLOCK)
+            self.add(self._shared[_ARRIVED], _ALL_ARRIVED, RELEASE, BLOCK)
         super().ret()
 
     def wait_previous(self) -> None:
@@ -716,7 +710,7 @@ class _Builder:
         for block in range(launch.blocks):
             shared = None
             if self.config.waves > 1:
-                shared = Buffer(self.region(f"shared of call {call} block {block}", rank, "words", BLOCK_SHARED, 3))
+                shared = Buffer(self.region(f"shared of call {call} block {block}", rank, "words", BLOCK_SHARED, 4))
             for wave in range(self.config.waves):
                 recorder = Recorder()
                 b = Block(self, recorder, rank, call, block, launch)

@@ -97,14 +97,19 @@ class _Word:
         return type(op) is type(second) and int(self._log.value[step]) == int(self._log.value[other])
 
     def _unstable(self, step: int, op: Wait, loose: np.ndarray) -> bool:
-        """Whether a write that the order allows before the waiter's look unmeets the wait, or could have met it instead."""
+        """Whether a write that the order allows before the waiter's look unmeets the wait, or could have met it instead.
+
+        An addition that itself comes after all writes up to the one that met the wait finds it met already.
+        """
         joined, wanted = int(self._clocks.joined[step]), int(self._clocks.wanted[step])
-        return any(
-            isinstance(self._op(write), Rmw)
-            or not words.met.py_func(int(op.cond), int(self._log.value[write]), wanted)
-            for write in loose.tolist()
-            if write > joined
-        )
+        needed = self._writes[self._writes <= joined]
+        for write in loose[loose > joined].tolist():
+            if not words.met.py_func(int(op.cond), int(self._log.value[write]), wanted):
+                return True
+            c = self._clocks
+            if isinstance(self._op(write), Rmw) and not np.all(c.rows[write, c.chain[needed]] >= c.time[needed]):
+                return True
+        return False
 
 
 def _word_accesses(execution: Execution) -> dict[int, np.ndarray]:
