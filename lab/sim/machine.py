@@ -76,10 +76,11 @@ class State(NamedTuple):
     pending: np.ndarray
     outstanding: np.ndarray  # undelivered stores by (agent, destination)
     priority: np.ndarray
+    unsettled: np.ndarray  # agents whose next operation has to be looked at before the next choice
     counts: np.ndarray  # see C_*
 
 
-C_ENABLED, C_STEPS, C_WRONG, C_WRONG_OPS, C_TIMEOUTS, C_OPS, C_POLLERS = range(7)
+C_ENABLED, C_STEPS, C_WRONG, C_WRONG_OPS, C_TIMEOUTS, C_OPS, C_POLLERS, C_UNSETTLED = range(8)
 
 
 class Log(NamedTuple):
@@ -175,6 +176,7 @@ def new_state(s: Static, registers: int) -> State:
         pending=np.zeros(pending, np.uint64),
         outstanding=np.zeros((agents, s.world), np.int32),
         priority=np.zeros(entities, np.int64),
+        unsettled=np.zeros(4 * agents + 4, np.int32),
         counts=np.zeros(8, np.int64),
     )
 
@@ -234,6 +236,12 @@ def _disable(st, entity):
 
 
 @njit(inline="always", _nrt=False)
+def _unsettle(st, agent):
+    st.unsettled[st.counts[C_UNSETTLED]] = agent
+    st.counts[C_UNSETTLED] += 1
+
+
+@njit(inline="always", _nrt=False)
 def _address(s, st, op, agent):
     if s.ops[op, t.SELECT] < 0:
         return np.int64(s.ops[op, t.ADDR])
@@ -244,7 +252,7 @@ def _address(s, st, op, agent):
     return np.int64(s.addresses[s.ops[op, t.ADDR] + chosen])
 
 
-@njit(cache=True, _nrt=False)
+@njit(inline="always", _nrt=False)
 def _word_wait_met(s, st, op, agent):
     value = words.operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
     at = _address(s, st, op, agent)
@@ -256,7 +264,7 @@ def _word_wait_met(s, st, op, agent):
     return total <= words.signed(value)
 
 
-@njit(cache=True, _nrt=False)
+@njit(inline="always", _nrt=False)
 def _stamps_met(s, st, op, agent):
     value = words.operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
     row = _address(s, st, op, agent)
@@ -267,7 +275,7 @@ def _stamps_met(s, st, op, agent):
     return True
 
 
-@njit(cache=True, _nrt=False)
+@njit(inline="always", _nrt=False)
 def _needs_drain(s, st, op, agent):
     """Whether `agent` may not execute `op` before earlier stores of its own are delivered (model posted)."""
     kind, sync = s.ops[op, t.KIND], s.ops[op, t.SYNC]
@@ -285,7 +293,7 @@ def _needs_drain(s, st, op, agent):
     return False
 
 
-@njit(cache=True, _nrt=False)
+@njit(inline="always", _nrt=False)
 def _settle(s, st, agent):
     """Run local operations, then enable or park the agent at its next visible one."""
     pc = st.pc[agent]
@@ -334,13 +342,14 @@ def _settle(s, st, agent):
         _enable(st, agent)
 
 
-@njit(cache=True, _nrt=False)
+@njit(inline="always", _nrt=False)
 def _wake_pollers(s, st):
     """Re-examine agents that wait for several words or for stamps."""
     for agent in range(len(st.pc)):
         if st.status[agent] == _POLLING:
+            st.status[agent] = _NO_MOVE
             st.counts[C_POLLERS] -= 1
-            _settle(s, st, agent)
+            _unsettle(st, agent)
 
 
 @njit(inline="always", _nrt=False)
@@ -353,7 +362,8 @@ def _write_word(s, st, at, value, step):
         while agent >= 0:
             following = st.next_waiter[agent]
             if st.status[agent] == _PARKED:
-                _settle(s, st, agent)
+                st.status[agent] = _NO_MOVE
+                _unsettle(st, agent)
             agent = following
     if st.counts[C_POLLERS]:
         _wake_pollers(s, st)
@@ -377,7 +387,7 @@ def _unpark(s, st, agent):
         other = st.next_waiter[other]
 
 
-@njit(cache=True, _nrt=False)
+@njit(inline="always", _nrt=False)
 def _move(s, st, log, op, row, agent, step):
     """Execute a copy or reduce: read the sources now; write now, or leave the values to the link."""
     n, first = s.moves[row, t.M_COUNT], s.moves[row, t.M_SOURCES]
@@ -440,7 +450,7 @@ def _post(s, st, op, address, value, agent, rank, step):
     _enable(st, len(st.pc) + link)
 
 
-@njit(cache=True, _nrt=False)
+@njit(inline="always", _nrt=False)
 def _deliver(s, st, link):
     """The oldest store of a link reaches memory."""
     slot = s.link_at[link] + st.queue_head[link]
@@ -463,10 +473,11 @@ def _deliver(s, st, link):
         _write_word(s, st, address, value, step)
     st.outstanding[agent, link % s.world] -= 1
     if st.status[agent] == _DRAINING:
-        _settle(s, st, agent)
+        st.status[agent] = _NO_MOVE
+        _unsettle(st, agent)
 
 
-@njit(cache=True, _nrt=False)
+@njit(inline="always", _nrt=False)
 def _expect(s, st, log, op, row):
     n, first, at = s.moves[row, t.M_COUNT], s.sources[s.moves[row, t.M_SOURCES]], s.moves[row, t.M_VALUES]
     wrong = 0
@@ -485,7 +496,7 @@ def _expect(s, st, log, op, row):
     return wrong
 
 
-@njit(cache=True, _nrt=False)
+@njit(inline="always", _nrt=False)
 def _execute(s, st, log, agent, step):
     """Execute the agent's visible operation."""
     pc = st.pc[agent]
@@ -540,7 +551,7 @@ def _execute(s, st, log, agent, step):
         log.value[step] = value
         log.row[step] = address
     st.counts[C_OPS] += 1
-    _settle(s, st, agent)
+    _unsettle(st, agent)
 
 
 @njit(inline="always", _nrt=False)
@@ -575,8 +586,8 @@ def _reset(s, st):
         for register in range(st.registers.shape[1]):
             st.registers[agent, register] = 0
     _clear(st.counts, 0)
-    for agent in range(len(st.pc)):
-        _settle(s, st, agent)
+    for agent in range(len(st.pc) - 1, -1, -1):
+        _unsettle(st, agent)
 
 
 @njit(cache=True, _nrt=False)
@@ -613,7 +624,7 @@ def _may_choose(s, st, entity):
     return entity < len(st.priority) and _may_time_out(s, st, entity - timeouts)
 
 
-@njit(cache=True, _nrt=False)
+@njit(inline="always", _nrt=False)
 def _highest(st):
     best = st.enabled[0]
     for k in range(1, st.counts[C_ENABLED]):
@@ -622,7 +633,7 @@ def _highest(st):
     return best
 
 
-@njit(cache=True, _nrt=False)
+@njit(inline="always", _nrt=False)
 def _lowest(st):
     best = st.enabled[0]
     for k in range(1, st.counts[C_ENABLED]):
@@ -663,8 +674,13 @@ def run(s, st, log, policy, seed, choices, change_points, early_timeout, max_ste
     step = np.int64(0)
     cursor = np.int64(0)
     current = np.int64(-1)
-    while step < max_steps:
+    while True:
+        while st.counts[C_UNSETTLED]:
+            st.counts[C_UNSETTLED] -= 1
+            _settle(s, st, st.unsettled[st.counts[C_UNSETTLED]])
         st.counts[C_STEPS] = step
+        if step >= max_steps:
+            return STEP_LIMIT
         n = st.counts[C_ENABLED]
         x = _next_random(x)
         chosen = np.int64(-1)
@@ -703,7 +719,7 @@ def run(s, st, log, policy, seed, choices, change_points, early_timeout, max_ste
         if chosen < agents:
             if s.ops[st.pc[chosen], t.KIND] == t.WAIT and not _word_wait_met(s, st, st.pc[chosen], chosen):
                 # Met when the agent was enabled, not any more: it polls again and sees nothing.
-                _settle(s, st, chosen)
+                _unsettle(st, chosen)
                 if policy == REPLAY:
                     return DIVERGED
                 continue
@@ -721,9 +737,8 @@ def run(s, st, log, policy, seed, choices, change_points, early_timeout, max_ste
                 log.row[step] = st.pc[agent]
             st.pc[agent] = s.ops[st.pc[agent], t.TARGET]
             st.counts[C_TIMEOUTS] += 1
-            _settle(s, st, agent)
+            _unsettle(st, agent)
         step += 1
         st.counts[C_STEPS] = step
         if stop_on_wrong and st.counts[C_WRONG]:
             return DONE
-    return STEP_LIMIT
