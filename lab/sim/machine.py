@@ -684,12 +684,14 @@ def run(s, st, log, policy, seed, choices, change_points, early_timeout, max_ste
         n = st.counts[C_ENABLED]
         x = _next_random(x)
         chosen = np.int64(-1)
+        given = False
         if policy == TOLERANT:
             while cursor < len(choices) and not _may_choose(s, st, choices[cursor]):
                 cursor += 1
         if (policy == REPLAY or policy == TOLERANT) and cursor < len(choices):
             chosen = np.int64(choices[cursor])
             cursor += 1
+            given = True
             if not _may_choose(s, st, chosen):
                 return DIVERGED
         elif n == 0:
@@ -720,7 +722,7 @@ def run(s, st, log, policy, seed, choices, change_points, early_timeout, max_ste
             if s.ops[st.pc[chosen], t.KIND] == t.WAIT and not _word_wait_met(s, st, st.pc[chosen], chosen):
                 # Met when the agent was enabled, not any more: it polls again and sees nothing.
                 _unsettle(st, chosen)
-                if policy == REPLAY:
+                if policy == REPLAY and given:
                     return DIVERGED
                 continue
             _execute(s, st, log, chosen, step)
