@@ -1,0 +1,1 @@
+"""Pictures and pages. Nothing below `lab.repro` and `lab.cli` imports them."""
