@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
+from lab.cli import bench_rounding
 from lab.cli.output import emit_json
 
 app = typer.Typer(help="Measure the lab's engines, with what limits them.", no_args_is_help=True)
+app.command("rounding")(bench_rounding.command)
 
 
 @app.command()

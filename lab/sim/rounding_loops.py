@@ -28,7 +28,7 @@ ABS = U32(0x7FFFFFFF)
 INF = U32(0x7F800000)
 ONE = U32(1)
 
-BLOCK = 1024  # elements; block and source stay in a 32 KiB cache
+BLOCK = 512  # elements; 256 to 1024 do as well, smaller and larger blocks lose 5 to 15 %
 CUT_BITS = {"bf16": 16, "fp16": 13}  # bits below a code that a rule sees: the place of the random bits
 LINE = 64  # bytes of one non-temporal store
 

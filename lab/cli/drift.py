@@ -1,0 +1,141 @@
+"""`lab drift`: what a rounding mode does to a residual stream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lab.cli.errors import UsageError, say
+from lab.cli.output import emit_json
+
+
+def command(
+    world: Annotated[int | None, typer.Option(help="Ranks whose contributions are added.  [default: 4]")] = None,
+    hidden: Annotated[int | None, typer.Option(help="Elements of a row.  [default: 5120; 512 with feedback]")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Rows.  [default: 16]")] = None,
+    steps: Annotated[int | None, typer.Option(help="Additions to the residual.  [default: 128]")] = None,
+    seeds: Annotated[int, typer.Option(help="How many seeds, 0, 1, ...; two or more give an interval.")] = 4,
+    ratio: Annotated[
+        float | None,
+        typer.Option(help="Standard deviation of the first residual over that of an update.  [default: 1.6]"),
+    ] = None,
+    bias: Annotated[
+        float | None, typer.Option(help="Mean of a contribution in standard deviations.  [default: 0]")
+    ] = None,
+    rho: Annotated[
+        float | None, typer.Option(help="Correlation of an element's successive contributions.  [default: 0]")
+    ] = None,
+    identical: Annotated[bool, typer.Option(help="Every rank contributes the same numbers.")] = False,
+    feedback: Annotated[
+        str | None,
+        typer.Option(help="none, linear, tanh or relu: contributions come from the RMSNorm of the residual."),
+    ] = None,
+    teacher_forced: Annotated[
+        bool, typer.Option(help="With feedback: the fp64 stream adds the kernel's contributions.")
+    ] = False,
+    modes: Annotated[
+        str | None, typer.Option(help="Comma-separated modes of the fused kernel, or all.  [default: RTZ,RNE]")
+    ] = None,
+    roundings: Annotated[
+        int, typer.Option(min=1, max=2, help="1: residual + fp32 sum, rounded once. 2: the sum is rounded too.")
+    ] = 2,
+    accumulate: Annotated[str, typer.Option(help="fp32; sequential, tree or ring round after each addition.")] = "fp32",
+    order: Annotated[str, typer.Option(help="Order of the fp32 sum: rank or reverse.")] = "rank",
+    sum_mode: Annotated[
+        str | None, typer.Option(help="Mode of the sum's rounding, if not that of the addition.")
+    ] = None,
+    random_bits: Annotated[int | None, typer.Option(help="Random bits of SR and SRC.  [default: 16]")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="seed: the published table. aiter-5151: one rank, 72 calls.")
+    ] = None,
+    updates: Annotated[
+        Path | None,
+        typer.Option(help="Your own updates instead: .npz or .safetensors with `updates` [steps, world, ...]."),
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw drift and gain over steps into this .png.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Drift, gain and norm of a bf16 residual stream against fp64, in percent, with the closed form beside them.
+
+    Without options: the set-up that reproduces the published table, 17.5 / -15.5 for a truncating kernel.
+    drift = |r - ref| / |ref|; gain = <r, ref> / <ref, ref> - 1; norm = |r| / |ref| - 1.
+    """
+    from dataclasses import asdict, replace
+
+    from lab.errors import UnknownNameError
+    from lab.sim import drift
+    from lab.sim.rounding_modes import RoundMode
+
+    given = {
+        name: value
+        for name, value in {
+            "world": world, "hidden": hidden, "tokens": tokens, "steps": steps, "ratio": ratio, "bias": bias,
+            "rho": rho, "identical": identical or None, "feedback": feedback,
+            "teacher_forced": teacher_forced or None,
+        }.items()
+        if value is not None
+    }  # fmt: skip
+    if updates is not None and (given or preset):
+        raise UsageError("--updates brings its own stream", hint=f"leave out: {', '.join([*given, *(['preset'] if preset else [])])}")  # fmt: skip
+    if preset is not None and preset not in drift.PRESETS:
+        raise UnknownNameError("preset", preset, drift.PRESETS)
+    if seeds < 1:
+        raise UsageError("at least one seed is needed", value=seeds)
+    how: dict[str, object] = {"roundings": roundings, "accumulate": accumulate, "order": order}
+    if sum_mode:
+        how["sum"] = RoundMode.parse(sum_mode)
+    if modes == "all":
+        if random_bits is not None:
+            raise UsageError("--modes all has its own numbers of random bits", hint="name the modes: --modes SR")
+        paths = drift.all_paths(**how)
+    else:
+        chosen = [RoundMode.parse(name) for name in (modes or "RTZ,RNE").split(",") if name.strip()]
+        if not any(mode.is_stochastic for mode in chosen) and random_bits is not None:
+            raise UsageError("--random-bits is for SR and SRC", hint="say --modes SR")
+        paths = tuple(
+            drift.fused(mode, **how, **({"random_bits": random_bits or 16} if mode.is_stochastic else {}))
+            for mode in chosen
+        )
+        paths = (*paths, drift.RCCL_ADD)
+
+    if updates is not None:
+        from lab.sim.tensors import load_updates
+
+        tensor, residual = load_updates(updates)
+        measured = drift.measure_tensors(tensor, residual, paths)
+        setup: dict[str, object] = {"updates": str(updates), "shape": list(tensor.shape)}
+        described = f"{updates}: updates {tuple(tensor.shape)}"
+    else:
+        stream = replace(drift.PRESETS[preset or "seed"], **given)
+        measured = drift.measure(stream, paths, seeds=range(seeds), every_step=plot is not None)
+        setup = {**asdict(stream), "hidden": stream.row, "seeds": seeds}
+        described = (
+            f"world {stream.world}, hidden {stream.row}, {stream.tokens} tokens, {stream.steps} steps, "
+            f"r0/update {stream.ratio:g}, {seeds} seed(s), bf16 inputs, fp64 reference"
+        )
+    rows = [each.row() for each in measured]
+    if plot is not None:
+        from lab.plots.drift import plot_drift
+
+        plot_drift(measured, plot)
+        say(f"wrote {plot}")
+    if json:
+        emit_json({"setup": setup, "rows": rows})
+        return
+    typer.echo(described)
+    typer.echo(f"{'percent':<22}{'drift':>18}{'gain':>20}{'norm':>20}    closed form: drift    gain    norm")
+    for row in rows:
+        text = f"{row['path']:<22}"
+        for name in ("drift", "gain", "norm"):
+            text += f"{_with_interval(row[name], row[name + '_interval']):>{18 if name == 'drift' else 20}}"
+        laws = [row[f"{name}_law"] for name in ("drift", "gain", "norm")]
+        text += " " * 16 + "".join("       -" if law is None else f"{law:8.2f}" for law in laws)
+        typer.echo(text)
+
+
+def _with_interval(value: float, interval: list[float] | None) -> str:
+    if interval is None:
+        return f"{value:.3f}"
+    return f"{value:.3f} ± {(interval[1] - interval[0]) / 2:.3f}"
