@@ -9,7 +9,7 @@ Fix: both.
 
 from __future__ import annotations
 
-from lab.protocol.published.shared import flag_per_block_and_rank, one_size
+from lab.protocol.published.shared import flag_per_block_and_rank, only
 from lab.protocol.write import (
     ACQUIRE,
     DEVICE,
@@ -33,7 +33,7 @@ def memory(m: Declare) -> None:
 @protocol(
     memory=memory,
     blocks=1,
-    accepts=one_size("back_to_back", "isolated"),
+    accepts=only("back_to_back", "isolated"),
     bytes=512,
     options={"fence": False, "system_scope": False},
 )

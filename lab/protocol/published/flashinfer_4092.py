@@ -8,7 +8,7 @@ Fix: a block barrier before the flag.
 
 from __future__ import annotations
 
-from lab.protocol.published.shared import flag_per_block_and_rank, one_size
+from lab.protocol.published.shared import flag_per_block_and_rank, only
 from lab.protocol.write import ACQUIRE, RELEASE, SYSTEM, UNCACHED, Block, Declare, protocol
 
 
@@ -21,7 +21,7 @@ def memory(m: Declare) -> None:
 @protocol(
     memory=memory,
     blocks=1,
-    accepts=one_size("back_to_back", "isolated"),
+    accepts=only("back_to_back", "isolated"),
     bytes=512,
     waves=2,
     options={"block_barrier": False},

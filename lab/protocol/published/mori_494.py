@@ -9,7 +9,7 @@ Fix: a value that only grows, and a wait for "at least".
 
 from __future__ import annotations
 
-from lab.protocol.published.shared import one_size
+from lab.protocol.published.shared import only
 from lab.protocol.write import ACQ_REL, ACQUIRE, DEVICE, RELAXED, RELEASE, SYSTEM, UNCACHED, Block, Declare, protocol
 
 
@@ -24,7 +24,7 @@ def memory(m: Declare) -> None:
 @protocol(
     memory=memory,
     blocks=2,
-    accepts=one_size("back_to_back", "isolated"),
+    accepts=only("back_to_back", "isolated"),
     world=1,
     bytes=1024,
     calls=2,

@@ -10,7 +10,7 @@ Fix: uncached memory (`uncached`), or a release after the stores (`release`).
 
 from __future__ import annotations
 
-from lab.protocol.published.shared import one_size
+from lab.protocol.published.shared import only
 from lab.protocol.write import CACHED, RELEASE, SYSTEM, UNCACHED, Block, Declare, protocol
 
 
@@ -23,7 +23,7 @@ def memory(m: Declare) -> None:
 @protocol(
     memory=memory,
     blocks=1,
-    accepts=one_size("back_to_back", "isolated"),
+    accepts=only("back_to_back", "isolated"),
     bytes=4,
     dtype="fp32",
     options={"uncached": False, "release": False},

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from lab.protocol.published.shared import one_size
+from lab.protocol.published.shared import only
 from lab.protocol.write import (
     ACQUIRE,
     HOST_MAPPED,
@@ -75,7 +75,7 @@ def give_up(b: Block, j: int, distinguish: bool) -> None:
     memory=memory,
     blocks=1,
     scenarios={"report_is_read": report_is_read},
-    accepts=one_size("report_is_read"),
+    accepts=only("report_is_read"),
     abort_record=abort_record,
     bytes=512,
     options={"wall_clock": False, "lost_by": -1},

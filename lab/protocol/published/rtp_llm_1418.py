@@ -9,7 +9,7 @@ Fix: compare the difference, modulo 2**32.
 
 from __future__ import annotations
 
-from lab.protocol.published.shared import one_size
+from lab.protocol.published.shared import only
 from lab.protocol.write import ACQUIRE, DEVICE, RELAXED, RELEASE, SYSTEM, UNCACHED, Block, Declare, protocol
 
 
@@ -23,7 +23,7 @@ def memory(m: Declare) -> None:
 @protocol(
     memory=memory,
     blocks=1,
-    accepts=one_size("back_to_back", "isolated"),
+    accepts=only("back_to_back", "isolated"),
     bytes=512,
     calls=2,
     options={"compare": ">=s", "epochs_before": 2**31 - 2},

@@ -52,12 +52,3 @@ def only(*scenarios: str) -> Callable[[Config], str | None]:
         return None if config.scenario in scenarios else f"its scenario is {' or '.join(scenarios)}"
 
     return refusal
-
-
-def one_size(*scenarios: str) -> Callable[[Config], str | None]:
-    """As `only`, and all calls of one size."""
-
-    def refusal(config: Config) -> str | None:
-        return only(*scenarios)(config) or (None if len(set(config.bytes)) == 1 else "its calls are all of one size")
-
-    return refusal

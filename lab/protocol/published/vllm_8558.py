@@ -39,7 +39,7 @@ def flag_sync(b: Block, phase: int) -> None:
 def counter_sync(b: Block) -> None:
     """Count this block's syncs, store the count in every peer's set, and wait for the same count from every peer."""
     count = b.share(b.leader.load(b.mine.count[b.block], RELAXED, DEVICE) + 1)
-    chosen = b.let(count % 2 if b.options["counters"] == "two sets" else 0)
+    chosen = count % 2 if b.options["counters"] == "two sets" else 0
     b.leader.store(b.mine.count[b.block], count, RELAXED, DEVICE)
     for j in b.peers:
         b.leader.store(b.on(j).seen[chosen, b.block, b.rank], count, RELEASE, SYSTEM)

@@ -1,0 +1,118 @@
+"""`lab catalogue`: the published defects and their fixes, as the checker judges them now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lab.cli.errors import DEFECT
+from lab.cli.output import emit_json
+
+if TYPE_CHECKING:
+    from lab.protocol.published import Entry
+
+
+def command(
+    reports: Annotated[
+        list[str] | None,
+        typer.Argument(help="Reports to judge, e.g. vllm#8558; all by default.", metavar="REPORT"),
+    ] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory models, with commas; all by default.")] = None,
+    executions: Annotated[int, typer.Option(help="Executions to explore for each verdict.", min=1)] = 500,
+    seed: Annotated[int, typer.Option(help="Seed of the schedulers.", min=0)] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Check every published defect and its fix; exit 1 if a defect is missed or a fix accused.
+
+    Nothing is looked up: each verdict is what `lab check` finds at the smallest configuration of the report. Defects
+    that need a memory model which the lab does not have yet are marked.
+    """
+    from lab.errors import UnknownNameError
+    from lab.protocol.published import ENTRIES, entry
+    from lab.sim.machine import MEMORY_MODELS
+
+    models = memory.split(",") if memory else list(MEMORY_MODELS)
+    for name in models:
+        if name not in MEMORY_MODELS:
+            raise UnknownNameError("memory model", name, MEMORY_MODELS)
+    chosen = [entry(id) for id in reports] if reports else list(ENTRIES)
+    rows = [judge(found, models, executions, seed) for found in chosen]
+    if json:
+        emit_json(rows)
+    else:
+        for line in _table(rows, models):
+            typer.echo(line)
+    raise typer.Exit(0 if all(row["as_expected"] for row in rows) else DEFECT)
+
+
+def judge(found: Entry, models: list[str], executions: int, seed: int) -> dict[str, Any]:
+    """Check one entry's defect and fix under each model: one row of the table."""
+    verdicts: dict[str, dict[str, str]] = {"defect": {}, "fix": {}}
+    for name, (protocol, config) in (("defect", found.defective()), ("fix", found.fixed())):
+        for model in models:
+            verdicts[name][model] = _verdict(found, protocol, config, model, executions, seed)
+    right = all(verdicts["defect"][model] in found.expected(model) for model in models)
+    return {
+        "report": found.id,
+        "protocol": found.protocol,
+        "class": found.group,
+        "missing": found.missing,
+        "fix": found.fix,
+        **{f"{name}_verdicts": kinds for name, kinds in verdicts.items()},
+        "as_expected": right and all(kind == "ok" for kind in verdicts["fix"].values()),
+        "waits_for": "weak" if found.verdicts != found.weak and "weak" not in models else None,
+        "early_timeout": found.early_timeout,
+    }
+
+
+def _verdict(found: Entry, protocol: Any, config: Any, model: str, executions: int, seed: int) -> str:
+    from lab.sim.check import check
+
+    verdict = check(
+        protocol,
+        config,
+        memory=model,
+        executions=executions,
+        seed=seed,
+        early_timeout=found.early_timeout,
+        minimise=False,
+    )
+    return verdict.verdict
+
+
+def _table(rows: list[dict[str, Any]], models: list[str]) -> Iterator[str]:
+    """The rows by class, one line each, then what the marks mean."""
+    cells = [(row["report"], _short(row["defect_verdicts"]) + _mark(row), _short(row["fix_verdicts"])) for row in rows]
+    widths = [max(len(cell[column]) for cell in [*cells, ("report", "defect", "fix")]) for column in range(3)]
+    group = None
+    for row, cell in zip(rows, cells, strict=True):
+        if row["class"] != group:
+            yield row["class"] if group is None else f"\n{row['class']}"
+            yield f"  {_padded(('report', 'defect', 'fix'), widths)}  missing -> fix"
+            group = row["class"]
+        wrong = "" if row["as_expected"] else "   NOT AS EXPECTED"
+        yield f"  {_padded(cell, widths)}  {row['missing']} -> {row['fix']}{wrong}"
+    right = sum(row["as_expected"] for row in rows)
+    yield f"\n{right} of {len(rows)} as expected, under {', '.join(models)}."
+    if any(row["waits_for"] for row in rows):
+        yield "* Under these models only the missing order can be seen, or nothing: wrong values or a hang need `weak`."
+    for row in rows:
+        if row["early_timeout"]:
+            yield f"+ {row['report']}: bounded waits give up early with probability {row['early_timeout']:g} a step."
+
+
+def _mark(row: dict[str, Any]) -> str:
+    return "*" if row["waits_for"] else "+" if row["early_timeout"] else ""
+
+
+def _short(kinds: dict[str, str]) -> str:
+    """`wrong` where all models agree, else `race (sc), wrong (posted)`."""
+    if len(set(kinds.values())) == 1:
+        return next(iter(kinds.values()))
+    return ", ".join(f"{kind} ({model})" for model, kind in kinds.items())
+
+
+def _padded(cell: tuple[str, ...], widths: list[int]) -> str:
+    return "  ".join(f"{text:<{width}}" for text, width in zip(cell, widths, strict=True))
