@@ -1,6 +1,10 @@
+import os
 from pathlib import Path
 
 import pytest
+
+# Ranks on one GPU need a hardware queue each; CUDA reads this when it starts.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,266 @@
+"""Are the kernels right on a GPU, in long runs back to back and in graphs, and is the seed's protocol refused?
+
+All ranks live in this process, several on one GPU or spread over several GPUs.
+"""
+
+import os
+
+# Ranks on one GPU need a hardware queue each; CUDA reads this when it starts.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+import argparse
+import datetime
+import json
+import platform
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from lab.kernels import self_test
+from lab.kernels.communicator import _describe
+from lab.kernels.rank import Rank, connect_in_process
+from lab.kernels.staging import MAX_BLOCKS, Layout
+from lab.kernels.strategy import Band, Plan, launch_shape
+
+OURS = ("one_shot", "two_shot", "low_latency")
+SEED = "tests/seed_two_shot"
+LIMIT = 32 << 20
+
+
+def make_ranks(world, devices, kernels, limit=LIMIT):
+    vendor, architecture = _describe(torch.device("cuda", 0))
+    small = min(limit, 4 << 20)
+    layout = Layout(world, max_bytes=limit, one_shot_bytes=small, packet_bytes=small)
+    ranks = [
+        Rank(vendor, architecture, devices[r], r, layout, timeout=10, grace=10, kernels=kernels) for r in range(world)
+    ]
+    connect_in_process(ranks)
+    return ranks
+
+
+def co_resident(world, devices):
+    """Blocks that surely run together: one per multiprocessor, shared by the ranks of a GPU."""
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    return sms // max(devices[:world].count(device) for device in set(devices[:world]))
+
+
+def our_plans(layout, blocks):
+    def plans(nbytes):
+        found = []
+        for algorithm in OURS:
+            if nbytes <= layout.capacity(algorithm):
+                for threads, most in ((512, MAX_BLOCKS), (128, 8), (32, 3)):
+                    band = Band(1 << 62, algorithm, threads, most)
+                    found.append(launch_shape(band, nbytes, layout.world, blocks))
+        return found
+
+    return plans
+
+
+def seed_plan(nbytes):
+    """The seed's own launch geometry."""
+    return Plan("seed_two_shot", 4 if nbytes <= 8192 else 16 if nbytes <= 32768 else 32, 256)
+
+
+class Stress:
+    """Calls of one rank, their outputs side by side, so that two kernels compare a whole batch."""
+
+    def __init__(self, rank, cases, inputs):
+        self.rank, self.cases = rank, cases
+        self.device = torch.device("cuda", rank.device)
+        self.stream = torch.cuda.Stream(self.device)
+        tests = self_test.LocalTensors(rank, cases, inputs)
+        self.inputs = tests.inputs
+        offsets, at = [], 0
+        for case, expected in zip(cases, tests.expected, strict=True):
+            at = -(-at // 16) * 16 + case.skip * expected.element_size()
+            offsets.append(at)
+            at += expected.numel() * expected.element_size()
+        self.output = torch.empty(at + 64, dtype=torch.uint8, device=self.device)
+        self.expected = torch.full_like(self.output, self_test.POISON)
+        for offset, expected in zip(offsets, tests.expected, strict=True):
+            flat = expected.view(torch.uint8)
+            self.expected[offset : offset + flat.numel()] = flat
+        self.targets = [self.output.data_ptr() + offset for offset in offsets]
+        self.offsets = offsets
+        self.wrong = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.judge()  # loads torch's kernels, which must not happen while a peer spins
+        self.wrong.zero_()
+        torch.cuda.synchronize(self.device)
+
+    def judge(self):
+        self.wrong += (self.output != self.expected).sum()
+
+    def step(self):
+        """Poison, all calls back to back, compare; everything queued on the rank's stream."""
+        with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+            self.output.fill_(self_test.POISON)
+            for case, source, target in zip(self.cases, self.inputs, self.targets, strict=True):
+                self.rank.launch(case.plan, case.dtype, source.data_ptr(), target, case.count, self.stream.cuda_stream)
+            self.wrong += (self.output != self.expected).sum()
+
+
+def stress(world, devices, calls, replays, seed=11):
+    """`calls` per rank in batches of 64 without host synchronisation, then `replays` of a graph of 16 calls."""
+    ranks = make_ranks(world, devices, OURS)
+    plans = our_plans(ranks[0].layout, co_resident(world, devices))
+    result = {"ranks": world, "gpus": len(set(devices[:world]))}
+    start = time.monotonic()
+    made = wrong = 0
+    while made < calls:
+        # New sizes and values every 1600 batches' worth of calls; large messages are rarer.
+        cases = self_test.draw_cases(seed + made, world, plans, 4 << 20 if made else 1 << 20, 64)
+        inputs = self_test.draw_inputs(cases, world, seed + made)
+        every = [Stress(rank, cases, inputs) for rank in ranks]
+        for one in every:
+            torch.cuda.synchronize(one.device)
+        for _ in range(-(-calls // 64 // 4)):
+            for one in every:
+                one.step()
+            made += 64
+        for one in every:
+            torch.cuda.synchronize(one.device)
+            wrong += int(one.wrong)
+    result |= {"calls": made, "wrong bytes": wrong, "seconds": round(time.monotonic() - start, 1)}
+
+    start = time.monotonic()
+    cases = self_test.draw_cases(seed + 1, world, plans, 1 << 20, 16)
+    inputs = self_test.draw_inputs(cases, world, seed + 1)
+    every = [Stress(rank, cases, inputs) for rank in ranks]
+    graphs = []
+    for one in every:
+        torch.cuda.synchronize(one.device)
+    for one in every:
+        with torch.cuda.device(one.device):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=one.stream, capture_error_mode="thread_local"):
+                one.step()
+            graphs.append(graph)
+    for _ in range(replays):
+        for one, graph in zip(every, graphs, strict=True):
+            with torch.cuda.device(one.device), torch.cuda.stream(one.stream):
+                graph.replay()
+    wrong = 0
+    for one in every:
+        torch.cuda.synchronize(one.device)
+        wrong += int(one.wrong)
+    result |= {"replays": replays, "replayed calls": replays * len(cases), "wrong bytes in replays": wrong}
+    result |= {"seconds of replays": round(time.monotonic() - start, 1)}
+    result["waits"] = [str(wait) for rank in ranks for wait in rank.waits()]
+    for rank in ranks:
+        rank.close()
+    return result
+
+
+def refused(world, devices):
+    """The self-test on our kernels and on the seed's two-shot, by size of message."""
+    found = {}
+    ranks = make_ranks(world, devices, OURS)
+    outcome = self_test.run(ranks, our_plans(ranks[0].layout, co_resident(world, devices)), rounds=world + 1)
+    found["ours"] = {"calls": outcome.calls, "failures": list(outcome.failures)}
+    for rank in ranks:
+        rank.close()
+    ranks = make_ranks(world, devices, [SEED])
+    outcome = self_test.run(ranks, lambda nbytes: [seed_plan(nbytes)], rounds=world + 1, whole=True)
+    found["seed's two-shot"] = {"calls": outcome.calls, "failures": list(outcome.failures)}
+    for rank in ranks:
+        rank.close()
+    return found
+
+
+def sweep(world, devices, sizes, isolated=100, queued=64, trials=5):
+    """Wrong calls by message size and kernel, fp16: isolated, and `queued` calls without host synchronisation."""
+    ranks = make_ranks(world, devices, [*OURS, SEED])
+    blocks = co_resident(world, devices)
+    rows = []
+    for nbytes in sizes:
+        plans = {"seed_two_shot": seed_plan(nbytes)}
+        for algorithm in OURS:
+            if nbytes <= ranks[0].layout.capacity(algorithm):
+                plans[algorithm] = launch_shape(Band(1 << 62, algorithm, 512, 64), nbytes, world, blocks)
+        distinct = max(1, min(queued, (16 << 20) // nbytes))
+        cases = [self_test.Case(seed_plan(nbytes), "fp16", nbytes // 2, 0)] * distinct
+        inputs = self_test.draw_inputs(cases, world, 5)
+        every = [self_test.LocalTensors(rank, cases, inputs) for rank in ranks]
+        for algorithm, plan in plans.items():
+            for one in every:
+                one.cases = [self_test.Case(plan, "fp16", nbytes // 2, 0)] * distinct
+            counts = {"isolated": 0, "queued": 0}
+            for call in range(isolated):
+                for one in every:
+                    one.poison()
+                    torch.cuda.synchronize(one.device)
+                for one in every:
+                    with torch.cuda.device(one.device):
+                        one.launch(call % distinct, one.stream.cuda_stream)
+                for one in every:
+                    torch.cuda.synchronize(one.device)
+                bad = False
+                for one in every:
+                    want = one.expected[call % distinct]
+                    bad |= bool((one.outputs[call % distinct].view(torch.int16) != want).any())
+                counts["isolated"] += bad
+            for _ in range(trials):
+                for one in every:
+                    one.poison()
+                    one.wrong.zero_()
+                    torch.cuda.synchronize(one.device)
+                for number in range(distinct):
+                    for one in every:
+                        with torch.cuda.device(one.device):
+                            one.launch(number, one.stream.cuda_stream)
+                for one in every:
+                    torch.cuda.synchronize(one.device)
+                for one in every:
+                    one.compare()
+                    counts["queued"] += int((one.wrong != 0).sum())
+            row = {"bytes": nbytes, "algorithm": algorithm, "isolated wrong": f"{counts['isolated']} of {isolated}"}
+            row["queued wrong"] = f"{counts['queued']} of {trials * distinct * world}"
+            rows.append(row)
+            print(row, flush=True)
+    for rank in ranks:
+        rank.close()
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--calls", type=int, default=100_000)
+    parser.add_argument("--replays", type=int, default=10_000)
+    parser.add_argument("--worlds", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--parts", nargs="+", default=["stress", "refused", "sweep"])
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    arguments = parser.parse_args()
+    gpus = [n for n in arguments.gpus if n <= torch.cuda.device_count()]
+    report = {
+        "machine": f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}, {platform.system()}",
+        "date": datetime.date.today().isoformat(),
+        "command": "python experiments/are_the_kernels_right/run.py " + " ".join(sys.argv[1:]),
+        "torch": torch.__version__,
+    }
+    for count in gpus:
+        devices = [rank % count for rank in range(8)]
+        label = f"{count} GPU" + "s" * (count > 1)
+        if "refused" in arguments.parts:
+            report[f"self-test, 4 ranks, {label}"] = found = refused(4, devices)
+            for name, outcome in found.items():
+                print(label, "self-test of", name, outcome["calls"], "calls,", len(outcome["failures"]), "findings")
+                print("   ", *outcome["failures"][:3], sep="\n    ", flush=True)
+        if "stress" in arguments.parts:
+            for world in arguments.worlds:
+                report[f"stress, {world} ranks, {label}"] = found = stress(
+                    world, devices, arguments.calls, arguments.replays
+                )
+                print(found, flush=True)
+        if "sweep" in arguments.parts:
+            sizes = [4 << 10, *[(64 << 10) << i for i in range(5)], 4 << 20, 32 << 20]
+            report[f"sweep, 4 ranks, {label}"] = sweep(4, devices, sizes)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "right.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""How long does an all-reduce take inside a CUDA graph, against NCCL and torch's symmetric memory?
+
+One process per GPU. Every candidate runs in the same session: a graph of several calls, replayed; the median replay
+of the slower rank, divided by the calls.
+"""
+
+import argparse
+import datetime
+import itertools
+import json
+import os
+import platform
+import statistics
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm
+
+from lab.kernels.communicator import _describe
+from lab.kernels.rank import Rank
+from lab.kernels.staging import Layout
+from lab.kernels.strategy import Band, launch_shape
+
+LIMIT = 64 << 20
+SIZES = [1 << 10 << i for i in range(17)]
+HERE = Path(__file__).parent
+
+
+def time_calls(call, nbytes, quick=False):
+    """Microseconds per call, or None when the call cannot be captured here."""
+    calls = 20 if nbytes <= 1 << 20 else 5
+    replays = 15 if quick else 40
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call(stream.cuda_stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        for _ in range(calls):
+            call(stream.cuda_stream)
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            graph.replay()
+        events[0].record()
+        for event in events[1:]:
+            graph.replay()
+            event.record()
+    torch.cuda.synchronize()
+    times = [before.elapsed_time(after) for before, after in itertools.pairwise(events)]
+    mine = torch.tensor([statistics.median(times) * 1000 / calls], device="cuda")
+    dist.all_reduce(mine, op=dist.ReduceOp.MAX)
+    return round(mine.item(), 2)
+
+
+def peers(world):
+    """name -> function(nbytes) that returns a call; built where the installation has what it needs."""
+    name = dist.group.WORLD.group_name
+    buffer = symm.empty(LIMIT // 2, dtype=torch.bfloat16, device="cuda")
+    symm.rendezvous(buffer, name)
+    buffer.zero_()
+    plain = torch.zeros(LIMIT // 2, dtype=torch.bfloat16, device="cuda")
+
+    def nccl(nbytes):
+        tensor = plain[: nbytes // 2]
+        return lambda _: dist.all_reduce(tensor)
+
+    def one_shot(nbytes):
+        tensor = buffer[: nbytes // 2]
+        return lambda _: torch.ops.symm_mem.one_shot_all_reduce(tensor, "sum", name)
+
+    def two_shot(nbytes):
+        tensor = buffer[: nbytes // 2]
+        return lambda _: torch.ops.symm_mem.two_shot_all_reduce_(tensor, "sum", name)
+
+    found = {"NCCL": nccl, "symm_mem one-shot": one_shot, "symm_mem two-shot": two_shot}
+    try:
+        backend = dist.group.WORLD._get_backend(torch.device("cuda"))
+        pool = torch.cuda.MemPool(backend.mem_allocator)
+        with torch.cuda.use_mem_pool(pool):
+            registered = torch.zeros(LIMIT // 2, dtype=torch.bfloat16, device="cuda")
+        backend.register_mem_pool(pool, symm=True)
+        found["NCCL symmetric"] = lambda nbytes: lambda _: dist.all_reduce(registered[: nbytes // 2])
+        peers.keep = (pool, registered)
+    except Exception as error:
+        print("NCCL with a registered symmetric pool is not here:", error, flush=True)
+    return found
+
+
+def candidates(nbytes, layout, tune):
+    """Launches of ours to try for a size: (label, Plan)."""
+    found = {}
+    for algorithm in ("low_latency", "one_shot", "two_shot"):
+        if nbytes > layout.capacity(algorithm):
+            continue
+        for threads in (64, 128, 256, 512) if tune else (256, 512):
+            for blocks in (8, 16, 32, 64, 96, 132, 264) if tune else (64, 132):
+                for vectors in (1, 2, 4):
+                    plan = launch_shape(Band(1 << 62, algorithm, threads, blocks, vectors), nbytes, layout.world, 256)
+                    found.setdefault((plan.algorithm, plan.blocks, plan.threads), plan)
+    return list(found.values())
+
+
+def measure(rank, world, arguments):
+    vendor, architecture = _describe(torch.device("cuda", rank))
+    layout = Layout(world, LIMIT, LIMIT if world == 2 else 4 << 20, LIMIT if world == 2 else 4 << 20)
+    end = Rank(vendor, architecture, rank, rank, layout, timeout=20, grace=10)
+    shared = [None] * world
+    dist.all_gather_object(shared, end.share())
+    end.connect(shared)
+    dist.barrier()
+    source = torch.randn(LIMIT // 2, device="cuda").bfloat16()
+    target = torch.empty_like(source)
+    others = peers(world) if arguments.peers else {}
+    rows = []
+    for nbytes in arguments.sizes:
+        row = {"bytes": nbytes, "peers": {}, "ours": {}}
+        for name, make in others.items():
+            row["peers"][name] = time_calls(make(nbytes), nbytes)
+        for plan in candidates(nbytes, layout, arguments.tune):
+
+            def call(stream, plan=plan, count=nbytes // 2):
+                end.launch(plan, "bf16", source.data_ptr(), target.data_ptr(), count, stream)
+
+            label = f"{plan.algorithm} {plan.blocks}x{plan.threads}"
+            row["ours"][label] = time_calls(call, nbytes, quick=arguments.tune)
+        best = min(row["ours"], key=row["ours"].get)
+        row |= {"best": best, "us": row["ours"][best]}
+        for algorithm in ("low_latency", "one_shot", "two_shot"):
+            own = {k: v for k, v in row["ours"].items() if k.startswith(algorithm)}
+            if own:
+                label = min(own, key=own.get)
+                row[f"best {algorithm}"] = f"{label.split()[1]} {own[label]}"
+        if row["peers"]:
+            row["ratio to best peer"] = round(row["us"] / min(row["peers"].values()), 3)
+        rows.append(row)
+        if rank == 0:
+            print({key: value for key, value in row.items() if key != "ours"}, flush=True)
+    assert not end.waits(), end.waits()
+    return rows
+
+
+def process(rank, world, arguments):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29511", RANK=str(rank), WORLD_SIZE=str(world))
+    torch.cuda.set_device(rank)
+    dist.init_process_group("cpu:gloo,cuda:nccl", device_id=torch.device("cuda", rank))
+    rows = measure(rank, world, arguments)
+    if rank == 0:
+        report = {
+            "machine": f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}, {platform.system()}",
+            "date": datetime.date.today().isoformat(),
+            "command": "python experiments/how_fast_are_the_kernels/run.py " + " ".join(sys.argv[1:]),
+            "torch": torch.__version__,
+            "NCCL": ".".join(map(str, torch.cuda.nccl.version())),
+            "unit": "microseconds per call, bf16, inside a CUDA graph",
+            "rows": rows,
+        }
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / f"speed_{world}_gpus.json").write_text(json.dumps(report, indent=1) + "\n")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--tune", action="store_true", help="try many launch shapes")
+    parser.add_argument("--no-peers", dest="peers", action="store_false")
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    arguments = parser.parse_args()
+    world = torch.cuda.device_count()
+    torch.multiprocessing.spawn(process, args=(world, arguments), nprocs=world)
+
+
+if __name__ == "__main__":
+    main()
