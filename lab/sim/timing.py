@@ -219,6 +219,7 @@ def plan(tables: Tables) -> Plan:
         word=word,
         queue=np.zeros((words, loop.WORD_FLOATS)),
         cells=cell,
+        held=np.zeros((agents, _widest_iteration(tables))),
         cell_waiter=np.zeros(cells if packets else 0, np.int32),
         gaps=np.zeros(len(launches)),
         heap=np.zeros((2, agents), np.int32),
@@ -231,6 +232,19 @@ def plan(tables: Tables) -> Plan:
         span_time=np.zeros((0, 2)),
     )
     return Plan(tables, arrays, tables.word_initial, initial[tables.cell_region], call_of)
+
+
+def _widest_iteration(tables: Tables) -> int:
+    """Most cells that one loop iteration of a payload operation handles."""
+    moves = tables.moves
+    widest = 1
+    for row in np.unique(tables.ops[tables.ops[:, t.KIND] == t.MOVE, t.ADDR]):
+        at, size = moves[row, t.M_ITERATION], moves[row, t.M_COUNT]
+        if size:
+            turns = tables.iterations[at : at + size]
+            edges = np.flatnonzero(np.diff(turns, prepend=-1, append=-1))
+            widest = max(widest, int(np.diff(edges).max()))
+    return widest
 
 
 def _region_role(region: Region) -> int:

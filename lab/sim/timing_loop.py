@@ -27,8 +27,9 @@ from lab.sim.words import SUM_LE, met, operand, rmw, signed
 ROLE, BOUND, NUMBER = 13, 14, 15
 PLAIN, LAUNCH, PREVIOUS, KERNEL_END, HOST, HOST_LAUNCH = range(6)
 # Integers of an agent
-PLACE, PC, ROW, AT, UPTO, W_WORD, W_VALUE, NEXT, STARTED, END, RANK, BLOCK, NTH_LAUNCH, FIRST = range(14)
-AGENT_INTEGERS = 14
+PLACE, PC, ROW, AT, UPTO, W_WORD, W_VALUE, NEXT, STARTED, END, RANK, BLOCK, NTH_LAUNCH, FIRST, PHASE = range(15)
+AGENT_INTEGERS = 15
+LOADS, SAMPLE, STORES = range(3)  # PHASE of one iteration: its event is when loads leave, read, or stores leave
 NOT_WAITING = -2  # NEXT of an agent that sleeps on nothing
 # Floats of an agent; from LAST on, one a rank: when the last of its writes to that rank became visible
 KEY, ISSUE, BACK, LOCAL_DRAIN, DRAIN, RATE, DELAY, W_FIRST, W_PERIOD, W_END, LAST = range(11)
@@ -56,11 +57,13 @@ MACHINE_FLOATS = LINK_LAST + GPUS * GPUS
 C_AGENT, C_PC, C_TIME, C_MEAN, C_WRONG, C_ELEMENTS, C_LOW, C_HIGH = range(8)
 # Parameters of the machine, by position in `Costs`
 _P = {name: position for position, name in enumerate(Costs._fields)}
-RANKS_PER_GPU, STEP, BARRIER, FENCE, ITERATION = (
-    _P[name] for name in ("ranks_per_gpu", "step_ns", "barrier_ns", "fence_ns", "iteration_ns")
+RANKS_PER_GPU, STEP, BARRIER, FENCE, PROLOGUE, ITERATION = (
+    _P[name] for name in ("ranks_per_gpu", "step_ns", "barrier_ns", "fence_ns", "prologue_ns", "iteration_ns")
 )
 L2_READ, UNCACHED_READ, REMOTE_READ = (_P[name] for name in ("l2_read_ns", "uncached_read_ns", "remote_read_ns"))
-L2_WRITE, UNCACHED_WRITE, REMOTE_WRITE = (_P[name] for name in ("l2_write_ns", "uncached_write_ns", "remote_write_ns"))
+L2_WRITE, UNCACHED_WRITE, REMOTE_WRITE, REMOTE_ACK = (
+    _P[name] for name in ("l2_write_ns", "uncached_write_ns", "remote_write_ns", "remote_ack_ns")
+)
 ATOMIC, POLL_GAP, ACCESS_SIGMA, BLOCK_SIGMA = (
     _P[name] for name in ("atomic_ns", "poll_gap_ns", "access_sigma", "block_sigma")
 )
@@ -97,6 +100,7 @@ class Arrays(NamedTuple):
     word: np.ndarray
     queue: np.ndarray
     cells: np.ndarray
+    held: np.ndarray  # what the loads of an agent's iteration read
     cell_waiter: np.ndarray
     gaps: np.ndarray
     heap: np.ndarray  # row 0: the heap; row 1: agents that wait for the sum of several words
@@ -451,7 +455,7 @@ def _store(p, clock, machine, random, a, rank, memory, owner, near, nbytes, issu
         answer = time
     elif memory == _HOST_MAPPED:
         time = issue + p[REMOTE_WRITE] * factor
-        answer = time + p[REMOTE_WRITE] * factor
+        answer = issue + p[REMOTE_ACK] * factor
     elif here == there:
         quick = owner == rank and (near or memory == _CACHED)
         done = max(issue, machine[MEMORY_FREE + here]) + nbytes / (p[CACHED_GBS] if quick else p[UNCACHED_GBS])
@@ -467,11 +471,11 @@ def _store(p, clock, machine, random, a, rank, memory, owner, near, nbytes, issu
         pair = LINK_LAST + rank * GPUS + owner
         time = max(arrival + p[REMOTE_WRITE] * (factor - 1.0), machine[pair])
         machine[pair] = time
-        answer = time + p[REMOTE_WRITE] * factor
+        answer = sent + p[REMOTE_ACK] * factor
         go_on = max(issue, sent - p[LINK_QUEUE] / p[LINK_GBS])
     time = max(time, clock[a, LAST + owner])
     clock[a, LAST + owner] = time
-    clock[a, DRAIN] = max(clock[a, DRAIN], answer, time)
+    clock[a, DRAIN] = max(clock[a, DRAIN], answer)
     if owner == rank:
         clock[a, LOCAL_DRAIN] = max(clock[a, LOCAL_DRAIN], time)
     return time, go_on
@@ -538,27 +542,33 @@ def _check(moves, sources, items, cells, checks, count, a, pc, row, due, now):
 
 
 @njit(cache=True)
-def _iteration(
-    moves, sources, items, place_of_cell, clock, cells, machine, count, random, p, a, rank, row, at, upto, now,
+def _sample(moves, sources, items, cells, held, a, row, at, upto, now):
+    """The loads of one iteration read."""
+    first, n = moves[row, t.M_SOURCES], moves[row, t.M_N_SOURCES]
+    for i in range(at, upto):
+        total = 0.0
+        for j in range(first, first + n):
+            total += _seen(cells, items[sources[j] + i], now, a)
+        held[a, i - at] = total
+
+
+@njit(cache=True)
+def _stores(
+    moves, items, place_of_cell, clock, cells, held, machine, count, random, p, a, rank, row, at, upto, now,
     stamp, stamped, itemsize,
 ):  # fmt: skip
-    """One loop iteration: the loads read at `now`, the stores leave when their values are back. (visible, may go on)."""
-    first, n = moves[row, t.M_SOURCES], moves[row, t.M_N_SOURCES]
+    """The stores of one iteration leave: (when they are visible, when the agent may go on)."""
     into = moves[row, t.M_DST]
     nbytes = 0.0
     for i in range(into + at, into + upto):
         nbytes += cells[items[i], LENGTH]
     nbytes *= itemsize * (2.0 if stamped else 1.0)
-    issue = now + clock[a, BACK] + p[ITERATION]
     place = place_of_cell[items[into + at]]
-    time, go_on = _store(p, clock, machine, random, a, rank, place & 255, place >> 8, False, nbytes, issue)
+    time, go_on = _store(p, clock, machine, random, a, rank, place & 255, place >> 8, False, nbytes, now)
     packets = cells.shape[1] > CELL_COLUMNS
     for i in range(at, upto):
-        total = 0.0
-        for j in range(first, first + n):
-            total += _seen(cells, items[sources[j] + i], now, a)
         c = items[into + i]
-        _write_cell(cells, count, c, total, now, time, a)
+        _write_cell(cells, count, c, held[a, i - at], now, time, a)
         if packets:
             _write_stamp(cells, c, time, stamp, stamped)
     return time, go_on
@@ -567,7 +577,7 @@ def _iteration(
 @njit(cache=True, nogil=True)
 def run(
     ops, exprs, postfix, addresses, moves, sources, items, iterations, place_of_cell, values,
-    agent, clock, registers, word, queue, cells, cell_waiter, gaps, heap, count, machine, random, checks, timeouts,
+    agent, clock, registers, word, queue, cells, held, cell_waiter, gaps, heap, count, machine, random, checks, timeouts,
     span_op, span_time, p, itemsize, max_events,
 ):  # fmt: skip
     """Run until nothing is left to happen, or `max_events`. Returns whether it ended by itself."""
@@ -589,20 +599,45 @@ def run(
             issue = now + clock[a, BACK]
             if kind == t.MOVE:
                 row = agent[a, ROW]
-                stamped = ops[pc, t.STAMP] >= 0
-                stamp = operand(exprs, postfix, ops[pc, t.STAMP], registers, a) if stamped else np.int64(0)
-                time, issue = _iteration(
-                    moves, sources, items, place_of_cell, clock, cells, machine, count, random, p, a, rank, row,
-                    agent[a, AT], agent[a, UPTO], now, stamp, stamped, itemsize,
-                )  # fmt: skip
-                if stamped:
-                    into = moves[row, t.M_DST]
-                    for i in range(into + agent[a, AT], into + agent[a, UPTO]):
-                        _wake_cell(agent, clock, cell_waiter, heap, count, items[i], time)
-                agent[a, AT] = agent[a, UPTO]
-                if agent[a, AT] >= moves[row, t.M_COUNT]:
-                    agent[a, AT] = 0
-                    agent[a, PC] = pc + 1
+                size = moves[row, t.M_COUNT]
+                if agent[a, PHASE] == SAMPLE:
+                    _sample(moves, sources, items, cells, held, a, row, agent[a, AT], agent[a, UPTO], now)
+                    agent[a, PHASE] = STORES
+                    _push(heap, agent, clock, count, a, issue + p[ITERATION])
+                    continue
+                issue = now
+                if agent[a, PHASE] == STORES:
+                    stamped = ops[pc, t.STAMP] >= 0
+                    stamp = operand(exprs, postfix, ops[pc, t.STAMP], registers, a) if stamped else np.int64(0)
+                    time, issue = _stores(
+                        moves, items, place_of_cell, clock, cells, held, machine, count, random, p, a, rank, row,
+                        agent[a, AT], agent[a, UPTO], now, stamp, stamped, itemsize,
+                    )  # fmt: skip
+                    if stamped:
+                        into = moves[row, t.M_DST]
+                        for i in range(into + agent[a, AT], into + agent[a, UPTO]):
+                            _wake_cell(agent, clock, cell_waiter, heap, count, items[i], time)
+                    agent[a, AT] = agent[a, UPTO]
+                    agent[a, PHASE] = LOADS
+                if agent[a, AT] < size:
+                    if issue > now:  # the link is full
+                        _push(heap, agent, clock, count, a, issue)
+                        continue
+                    at = agent[a, AT]
+                    turn = moves[row, t.M_ITERATION]
+                    upto = at + 1
+                    while upto < size and iterations[turn + upto] == iterations[turn + at]:
+                        upto += 1
+                    trip, ready = _loads(
+                        p, machine, cells, place_of_cell, sources, items, moves[row, t.M_SOURCES],
+                        moves[row, t.M_N_SOURCES], at, upto, rank, itemsize, now,
+                    )  # fmt: skip
+                    trip *= clock[a, RATE] * _spread(random, p[ACCESS_SIGMA])
+                    clock[a, BACK] = 0.5 * trip
+                    agent[a, UPTO], agent[a, PHASE] = upto, SAMPLE
+                    _push(heap, agent, clock, count, a, ready + 0.5 * trip)
+                    continue
+                agent[a, PC] = pc + 1
             elif kind == t.WAIT or kind == t.WAIT_STAMP:
                 w, wanted, cond = agent[a, W_WORD], agent[a, W_VALUE], ops[pc, t.FN]
                 words = ops[pc, t.COUNT] if kind == t.WAIT else 0
@@ -728,32 +763,25 @@ def run(
                     clock[a, BACK] = 0.0
                     _push(heap, agent, clock, count, a, now)
                     break
-                if size > 0:
-                    first = moves[row, t.M_SOURCES]
-                    at, upto = agent[a, AT], size
-                    if kind == t.MOVE:
-                        turn = moves[row, t.M_ITERATION]
-                        upto = at + 1
-                        while upto < size and iterations[turn + upto] == iterations[turn + at]:
-                            upto += 1
-                        agent[a, UPTO] = upto
-                    trip, ready = _loads(
-                        p, machine, cells, place_of_cell, sources, items, first, moves[row, t.M_N_SOURCES], at, upto,
-                        rank, itemsize, now,
-                    )  # fmt: skip
-                    trip *= clock[a, RATE] * _spread(random, p[ACCESS_SIGMA])
-                    if kind == t.WAIT_STAMP:
-                        agent[a, W_VALUE] = operand(exprs, postfix, ops[pc, t.VALUE], registers, a)
-                        agent[a, NEXT] = NOT_WAITING
-                        clock[a, W_FIRST], clock[a, W_PERIOD] = ready + 0.5 * trip, trip + p[POLL_GAP]
-                        polls = ops[pc, BOUND]
-                        clock[a, W_END] = _INF
-                        if polls >= 0:
-                            clock[a, W_END] = clock[a, W_FIRST] + (polls - 1) * clock[a, W_PERIOD]
-                    clock[a, BACK] = 0.5 * trip
-                    _push(heap, agent, clock, count, a, ready + 0.5 * trip)
+                now += p[PROLOGUE]
+                if size > 0 and kind == t.MOVE:
+                    agent[a, AT], agent[a, PHASE], clock[a, BACK] = 0, LOADS, 0.0
+                    _push(heap, agent, clock, count, a, now)
                     break
-                now += p[STEP]
+                if size > 0:
+                    place = place_of_cell[items[sources[moves[row, t.M_SOURCES]]]]
+                    trip = _read_ns(p, place & 255, place >> 8, rank, False)
+                    trip *= clock[a, RATE] * _spread(random, p[ACCESS_SIGMA])
+                    agent[a, W_VALUE] = operand(exprs, postfix, ops[pc, t.VALUE], registers, a)
+                    agent[a, NEXT] = NOT_WAITING
+                    clock[a, W_FIRST], clock[a, W_PERIOD] = now + 0.5 * trip, trip + p[POLL_GAP]
+                    polls = ops[pc, BOUND]
+                    clock[a, W_END] = _INF
+                    if polls >= 0:
+                        clock[a, W_END] = clock[a, W_FIRST] + (polls - 1) * clock[a, W_PERIOD]
+                    clock[a, BACK] = 0.5 * trip
+                    _push(heap, agent, clock, count, a, now + 0.5 * trip)
+                    break
                 agent[a, PC] = pc + 1
             elif kind == t.NOP:
                 now += p[BARRIER]
@@ -806,7 +834,7 @@ def run(
 
 
 @njit(cache=True, nogil=True)
-def reset(agent, clock, registers, word, queue, cells, cell_waiter, gaps, heap, count, machine, random,
+def reset(agent, clock, registers, word, queue, cells, held, cell_waiter, gaps, heap, count, machine, random,
           word_initial, cell_initial, p, poison, seed):  # fmt: skip
     """Bring the state to time 0, draw what is drawn once a run, and give every agent its first event."""
     count[:] = 0
