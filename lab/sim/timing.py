@@ -20,8 +20,10 @@ from lab.protocol.program import Agent, Expect, Fill, Op, Region, Wait, WaitStam
 from lab.protocol.tables import Tables
 from lab.sim import timing_loop as loop
 from lab.sim.presets import Preset, preset
+from lab.sim.words import STACK
 
 MAX_EVENTS = 1 << 40
+LONGEST_US = 2_000_000_000  # bounds in seconds are cut to this
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,9 @@ def value_of(source: tuple[int, int]) -> float:
 def plan(tables: Tables) -> Plan:
     """Prepare tables for many runs."""
     program = tables.program
-    ops, regions = tables.ops.copy(), program.regions
+    ops = np.zeros((len(tables.ops), loop.OP_COLUMNS), np.int32)
+    ops[:, : t.COLUMNS] = tables.ops
+    regions = program.regions
     starts = tables.agent_start
     role = np.zeros(len(ops), np.int8)
     host = tables.is_host
@@ -165,12 +169,15 @@ def plan(tables: Tables) -> Plan:
             role[first + 1] = loop.PREVIOUS
     role[~kernel] = loop.HOST
     role[~kernel & (ops[:, t.KIND] == t.STORE) & (about == loop.LAUNCH)] = loop.HOST_LAUNCH
-    bound = np.full(len(ops), -1, np.int64)
+    ops[:, loop.BOUND] = ops[:, loop.LIMIT] = -1
     for pc in np.nonzero(waits | (ops[:, t.KIND] == t.WAIT_STAMP))[0]:
         op = tables.op(pc)
         assert isinstance(op, (Wait, WaitStamp))
         if op.bound is not None:
-            bound[pc] = op.bound
+            ops[pc, loop.BOUND] = op.bound
+        seconds = getattr(op, "seconds", None)
+        if seconds is not None:
+            ops[pc, loop.LIMIT] = min(int(seconds * 1e6), LONGEST_US)
     number = np.full(len(ops), -1, np.int32)
     values: list[float] = []
     call_of: dict[int, tuple[int, int, float]] = {}
@@ -187,7 +194,7 @@ def plan(tables: Tables) -> Plan:
             ordinal[agent.id] = ordinal.get(agent.id, 0) + 1
             call = ordinal[agent.id] if agent.kind == "host" else agent.call
             call_of[int(pc)] = (agent.rank, call, values[-1])
-    ops[:, loop.ROLE], ops[:, loop.BOUND], ops[:, loop.NUMBER] = role, bound, number
+    ops[:, loop.ROLE], ops[:, loop.NUMBER] = role, number
     memory = np.array([int(region.memory) for region in regions], np.int16)
     initial = np.array([np.nan if r.source is None else value_of(r.source) for r in regions])
     agents, words, cells = len(program.agents), max(1, len(tables.word_initial)), len(tables.cell_start)
@@ -215,7 +222,7 @@ def plan(tables: Tables) -> Plan:
         values=np.array(values or [0.0]),
         agent=agent,
         clock=np.zeros((agents, loop.LAST + program.world)),
-        registers=np.zeros((agents, tables.registers), np.int64),
+        registers=np.zeros((agents, tables.registers + STACK), np.int64),
         word=word,
         queue=np.zeros((words, loop.WORD_FLOATS)),
         cells=cell,

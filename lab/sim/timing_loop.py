@@ -20,11 +20,14 @@ from numba import njit
 
 from lab.protocol import tables as t
 from lab.protocol.program import Memory, Scope
+from lab.protocol.tables import COLUMNS
 from lab.sim.presets import Costs
 from lab.sim.words import SUM_LE, met, operand, rmw, signed
 
-# `ops` has the columns of `Tables.ops` and three more: what is special about it, its poll bound (-1: none), its row of `values`.
-ROLE, BOUND, NUMBER = 13, 14, 15
+# `ops` has the columns of `Tables.ops` and four more: what is special about an operation, its poll bound and its bound in
+# microseconds (-1: none), and its row of `values`.
+ROLE, BOUND, LIMIT, NUMBER = range(COLUMNS, COLUMNS + 4)
+OP_COLUMNS = COLUMNS + 4
 PLAIN, LAUNCH, PREVIOUS, KERNEL_END, HOST, HOST_LAUNCH = range(6)
 # Integers of an agent
 PLACE, PC, ROW, AT, UPTO, W_WORD, W_VALUE, NEXT, STARTED, END, RANK, BLOCK, NTH_LAUNCH, FIRST, PHASE = range(15)
@@ -116,7 +119,7 @@ class Arrays(NamedTuple):
 # -- random numbers ----------------------------------------------------------------------------------------------------
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _uniform(random):
     """A double in (0, 1): splitmix64 (Steele, Lea, Flood 2014)."""
     random[0] += np.uint64(0x9E3779B97F4A7C15)
@@ -127,12 +130,12 @@ def _uniform(random):
     return (np.float64(x >> np.uint64(11)) + 0.5) * (1.0 / 9007199254740992.0)
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _exponential(random, mean):
     return -mean * np.log(_uniform(random))
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _spread(random, sigma):
     """A log-normal factor of mean 1."""
     if sigma == 0.0:
@@ -144,12 +147,12 @@ def _spread(random, sigma):
 # -- the heap: agents by time, then by number --------------------------------------------------------------------------
 
 
-@njit(inline="always")
+@njit(inline="always", _nrt=False)
 def _before(clock, a, b):
     return clock[a, KEY] < clock[b, KEY] or (clock[a, KEY] == clock[b, KEY] and a < b)
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _up(heap, agent, clock, i):
     a = heap[0, i]
     while i > 0:
@@ -164,7 +167,7 @@ def _up(heap, agent, clock, i):
     agent[a, PLACE] = i
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _down(heap, agent, clock, n, i):
     a = heap[0, i]
     while True:
@@ -183,7 +186,7 @@ def _down(heap, agent, clock, n, i):
     agent[a, PLACE] = i
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _push(heap, agent, clock, count, a, key):
     """Give agent `a` its event, or move it."""
     i = agent[a, PLACE]
@@ -202,7 +205,7 @@ def _push(heap, agent, clock, count, a, key):
         _down(heap, agent, clock, count[HEAP], i)
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _pop(heap, agent, clock, count):
     a = heap[0, 0]
     agent[a, PLACE] = -1
@@ -218,7 +221,7 @@ def _pop(heap, agent, clock, count):
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _settle(word, queue, w, now):
     """Move every value of word `w` that is visible by `now` into its settled value."""
     n = word[w, QUEUED]
@@ -234,7 +237,7 @@ def _settle(word, queue, w, now):
         word[w, QUEUED] = n - done
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _word_seen(word, queue, w, now, a):
     """What agent `a` reads from word `w` at `now`."""
     _settle(word, queue, w, now)
@@ -244,7 +247,7 @@ def _word_seen(word, queue, w, now, a):
     return word[w, VALUE]
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _own_arrival(word, queue, w, a):
     """When the newest value of word `w` that agent `a` has under way becomes visible, or 0."""
     for k in range(word[w, QUEUED] - 1, -1, -1):
@@ -253,7 +256,7 @@ def _own_arrival(word, queue, w, a):
     return 0.0
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _write_word(word, queue, count, w, value, now, time, a):
     """Word `w` will hold `value` from `time` on."""
     _settle(word, queue, w, now)
@@ -273,7 +276,7 @@ def _write_word(word, queue, count, w, value, now, time, a):
     queue[w, CHANGED] = max(queue[w, CHANGED], time)
 
 
-@njit(inline="always")
+@njit(inline="always", _nrt=False)
 def _next_poll(clock, a, time):
     """The first poll of a waiting agent at or after `time`."""
     first, period = clock[a, W_FIRST], clock[a, W_PERIOD]
@@ -284,7 +287,17 @@ def _next_poll(clock, a, time):
     return first + np.ceil((time - first) / period) * period
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
+def _deadline(ops, clock, a, pc):
+    """The poll at which a bounded wait gives up."""
+    if ops[pc, BOUND] >= 0:
+        return clock[a, W_FIRST] + (ops[pc, BOUND] - 1) * max(clock[a, W_PERIOD], 1.0)
+    if ops[pc, LIMIT] >= 0:
+        return clock[a, W_FIRST] + 1e3 * ops[pc, LIMIT]
+    return _INF
+
+
+@njit(cache=True, _nrt=False)
 def _wake(ops, agent, clock, word, heap, count, w, value, time):
     """Word `w` gets `value` at `time`: everyone whom that satisfies looks at the next poll."""
     a = word[w, WAITER]
@@ -303,7 +316,7 @@ def _wake(ops, agent, clock, word, heap, count, w, value, time):
                 _push(heap, agent, clock, count, a, poll)
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _join(agent, word, heap, count, a, w, words):
     """Agent `a` sleeps until a write to the word, or to one of several."""
     if agent[a, NEXT] != NOT_WAITING:
@@ -317,7 +330,7 @@ def _join(agent, word, heap, count, a, w, words):
         word[w, WAITER] = a
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _leave(agent, word, heap, count, a, w, words):
     """Agent `a` waits no more."""
     if agent[a, NEXT] == NOT_WAITING:
@@ -342,7 +355,7 @@ def _leave(agent, word, heap, count, a, w, words):
 # -- cells -------------------------------------------------------------------------------------------------------------
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _settle_first(cells, c):
     """Settle the first value under way of cell `c`, and its stamp."""
     cells[c, BASE] = cells[c, V1]
@@ -351,7 +364,7 @@ def _settle_first(cells, c):
         cells[c, STAMP], cells[c, S1] = cells[c, S1], cells[c, S2]
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _seen(cells, c, now, a):
     """The value of cell `c` that agent `a` reads at `now`."""
     while cells[c, T1] <= now:
@@ -364,7 +377,7 @@ def _seen(cells, c, now, a):
     return cells[c, BASE]
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _write_cell(cells, count, c, value, now, time, a):
     """Cell `c` will hold `value` from `time` on."""
     while cells[c, T1] <= now:
@@ -381,7 +394,7 @@ def _write_cell(cells, count, c, value, now, time, a):
         cells[c, V1], cells[c, T1], cells[c, W1] = value, time, a
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _write_stamp(cells, c, time, stamp, stamped):
     """The stamp of what `_write_cell` just wrote at `time`: `stamp`, or (a plain store) the stamp before it."""
     if cells[c, T2] != _INF and cells[c, T2] == time:
@@ -392,7 +405,7 @@ def _write_stamp(cells, c, time, stamp, stamped):
     cells[c, S1] = stamp if stamped else cells[c, STAMP]
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _wake_cell(agent, clock, cell_waiter, heap, count, c, time):
     """A stamp of cell `c` changes at `time`: all who sleep on it look again."""
     a = cell_waiter[c]
@@ -406,7 +419,7 @@ def _wake_cell(agent, clock, cell_waiter, heap, count, c, time):
         a = following
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _stamps_met(cells, items, lo, hi, cond, value, now, a):
     """(when all stamps are met as far as is known, the first cell of which that is not known or -1)."""
     time = now
@@ -427,12 +440,12 @@ def _stamps_met(cells, items, lo, hi, cond, value, now, a):
 # -- costs -------------------------------------------------------------------------------------------------------------
 
 
-@njit(inline="always")
+@njit(inline="always", _nrt=False)
 def _gpu(p, rank):
     return np.int64(rank / p[RANKS_PER_GPU])
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _read_ns(p, memory, owner, rank, near):
     """Round trip of a load by `rank` from `memory` of `owner`; `near`: at most device scope, so that L2 answers."""
     if memory == _SHARED:
@@ -444,7 +457,7 @@ def _read_ns(p, memory, owner, rank, near):
     return p[UNCACHED_READ]
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _store(p, clock, machine, random, a, rank, memory, owner, near, nbytes, issue):
     """A store of `nbytes` issued at `issue`: (visible, when the agent may issue again). Notes what fences wait for."""
     factor = clock[a, RATE] * _spread(random, p[ACCESS_SIGMA])
@@ -481,7 +494,7 @@ def _store(p, clock, machine, random, a, rank, memory, owner, near, nbytes, issu
     return time, go_on
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _loads(p, machine, cells, place_of_cell, sources, items, first, n, at, upto, rank, itemsize, now):
     """The loads of one iteration, issued at `now`: (round trip, when bandwidth allows the last of them)."""
     trip, ready = 0.0, now
@@ -508,7 +521,7 @@ def _loads(p, machine, cells, place_of_cell, sources, items, first, n, at, upto,
 # -- the loop ----------------------------------------------------------------------------------------------------------
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _note(span_op, span_time, count, a, pc, begin, end):
     n = count[SPANS]
     if n >= len(span_op):
@@ -518,7 +531,7 @@ def _note(span_op, span_time, count, a, pc, begin, end):
     count[SPANS] = n + 1
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _check(moves, sources, items, cells, checks, count, a, pc, row, due, now):
     """EXPECT: compare with the sum that is due; 1 if any element differs."""
     lo = sources[moves[row, t.M_SOURCES]]
@@ -541,7 +554,7 @@ def _check(moves, sources, items, cells, checks, count, a, pc, row, due, now):
     return 1 if wrong > 0 else 0
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _sample(moves, sources, items, cells, held, a, row, at, upto, now):
     """The loads of one iteration read."""
     first, n = moves[row, t.M_SOURCES], moves[row, t.M_N_SOURCES]
@@ -552,7 +565,7 @@ def _sample(moves, sources, items, cells, held, a, row, at, upto, now):
         held[a, i - at] = total
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _stores(
     moves, items, place_of_cell, clock, cells, held, machine, count, random, p, a, rank, row, at, upto, now,
     stamp, stamped, itemsize,
@@ -574,7 +587,7 @@ def _stores(
     return time, go_on
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False)
 def run(
     ops, exprs, postfix, addresses, moves, sources, items, iterations, place_of_cell, values,
     agent, clock, registers, word, queue, cells, held, cell_waiter, gaps, heap, count, machine, random, checks, timeouts,
@@ -775,10 +788,7 @@ def run(
                     agent[a, W_VALUE] = operand(exprs, postfix, ops[pc, t.VALUE], registers, a)
                     agent[a, NEXT] = NOT_WAITING
                     clock[a, W_FIRST], clock[a, W_PERIOD] = now + 0.5 * trip, trip + p[POLL_GAP]
-                    polls = ops[pc, BOUND]
-                    clock[a, W_END] = _INF
-                    if polls >= 0:
-                        clock[a, W_END] = clock[a, W_FIRST] + (polls - 1) * clock[a, W_PERIOD]
+                    clock[a, W_END] = _deadline(ops, clock, a, pc)
                     clock[a, BACK] = 0.5 * trip
                     _push(heap, agent, clock, count, a, now + 0.5 * trip)
                     break
@@ -822,10 +832,8 @@ def run(
                 if kind == t.WAIT:
                     agent[a, W_WORD], agent[a, NEXT] = w, NOT_WAITING
                     agent[a, W_VALUE] = operand(exprs, postfix, ops[pc, t.VALUE], registers, a)
-                    clock[a, W_FIRST], clock[a, W_PERIOD], clock[a, W_END] = now + 0.5 * trip, trip + gap, _INF
-                    polls = ops[pc, BOUND]
-                    if polls >= 0:
-                        clock[a, W_END] = clock[a, W_FIRST] + (polls - 1) * max(clock[a, W_PERIOD], 1.0)
+                    clock[a, W_FIRST], clock[a, W_PERIOD] = now + 0.5 * trip, trip + gap
+                    clock[a, W_END] = _deadline(ops, clock, a, pc)
                 _push(heap, agent, clock, count, a, now + 0.5 * trip)
                 break
             _note(span_op, span_time, count, a, pc, clock[a, ISSUE], now)
@@ -833,7 +841,7 @@ def run(
     return True
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False)
 def reset(agent, clock, registers, word, queue, cells, held, cell_waiter, gaps, heap, count, machine, random,
           word_initial, cell_initial, p, poison, seed):  # fmt: skip
     """Bring the state to time 0, draw what is drawn once a run, and give every agent its first event."""
@@ -862,7 +870,7 @@ def reset(agent, clock, registers, word, queue, cells, held, cell_waiter, gaps, 
         _push(heap, agent, clock, count, a, 0.0)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False)
 def settle_all(word, queue):
     """After a run: let every word under way arrive."""
     for w in range(len(word)):
