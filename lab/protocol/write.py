@@ -345,12 +345,8 @@ class Block(Verbs):
 
     def wait_previous(self) -> None:
         """Wait for the kernel before this one on the stream, in a launch that overlaps it."""
-        before = self._builder.before.get((self.rank, self._launch.stream))
-        if before is not None:
-            self._emit_wait_done(before)
-
-    def _emit_wait_done(self, before: tuple[Buffer, int]) -> None:
-        self.wait(before[0], ">=", before[1], ACQUIRE, SYSTEM)
+        for done, agents in self._builder.running(self.rank, self._launch.stream)[-1:]:
+            self.wait(done, ">=", agents, ACQUIRE, SYSTEM)
 
     def _payload(self, buffer: Buffer | None, name: str) -> Buffer:
         if buffer is None:
@@ -501,9 +497,8 @@ class Host(Verbs):
 
     def sync(self, stream: int = 0) -> None:
         """Wait until everything launched on the stream is done."""
-        before = self._builder.before.get((self.rank, stream))
-        if before is not None:
-            self.wait(before[0], ">=", before[1], ACQUIRE, SYSTEM)
+        for done, agents in self._builder.running(self.rank, stream):
+            self.wait(done, ">=", agents, ACQUIRE, SYSTEM)
 
     def barrier(self) -> None:
         """A barrier of all hosts."""
@@ -658,7 +653,7 @@ class _Builder:
     config: Config
     regions: list[Region] = field(default_factory=list)
     agents: list[Agent] = field(default_factory=list)
-    before: dict[tuple[int, int], tuple[Buffer, int]] = field(default_factory=dict)
+    before: dict[tuple[int, int], list[tuple[Buffer, int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.options: dict[str, Any] = dict(self.config.options)
@@ -704,6 +699,17 @@ class _Builder:
         blocks = self.protocol.blocks(nbytes)
         return blocks if self.config.blocks is None else min(blocks, self.config.blocks)
 
+    def running(self, rank: int, stream: int) -> list[tuple[Buffer, int]]:
+        """Kernels on the stream that may still run when the next is launched, each with the word and value that say it is done.
+
+        It is the last one, and with launches that overlap, all since the last that did not.
+        """
+        return self.before.get((rank, stream), [])
+
+    def _launched(self, rank: int, stream: int, overlap: bool, done: Buffer, agents: int) -> None:
+        before = self.running(rank, stream) if overlap else []
+        self.before[rank, stream] = [*before, (done, agents)]
+
     def new_launch(self, rank: int, call: int, launch: Launch) -> Buffer:
         agents = launch.blocks * self.config.waves
         go, done = self._launch_words(rank, call)
@@ -723,7 +729,7 @@ class _Builder:
                 turn = call if launch.overlap else 0
                 chain = (rank, launch.stream, turn, block, wave)
                 self._agent(rank, call, block, wave, kind, chain, recorder)
-        self.before[rank, launch.stream] = (done, agents)
+        self._launched(rank, launch.stream, launch.overlap, done, agents)
         return go
 
     def new_stream_kernel(
@@ -738,7 +744,7 @@ class _Builder:
         recorder.emit(kind, mapping=WHOLE, **fields)
         self._epilogue(recorder, done)
         self._agent(rank, call, 0, 0, "kernel", (rank, stream, 0, 0, 0), recorder)
-        self.before[rank, stream] = (done, 1)
+        self._launched(rank, stream, False, done, 1)
         return go
 
     def _launch_words(self, rank: int, call: int) -> tuple[Buffer, Buffer]:
@@ -749,10 +755,9 @@ class _Builder:
     def _preamble(self, b: Block, go: Buffer, stream: int, overlap: bool) -> None:
         b.phase("launch")
         b.wait(go, ">=", 1, ACQUIRE, SYSTEM)
-        before = self.before.get((b.rank, stream))
-        if before is not None and not overlap:
-            # Kernel boundary: everything the kernel before did happens before everything this one does.
-            b._emit_wait_done(before)
+        for done, agents in [] if overlap else self.running(b.rank, stream):
+            # Kernel boundary: everything the kernels before did happens before everything this one does.
+            b.wait(done, ">=", agents, ACQUIRE, SYSTEM)
         b.phase("")
 
     def _epilogue(self, recorder: Recorder, done: Buffer) -> None:
