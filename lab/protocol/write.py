@@ -700,7 +700,7 @@ class _Builder:
         return blocks if self.config.blocks is None else min(blocks, self.config.blocks)
 
     def running(self, rank: int, stream: int) -> list[tuple[Buffer, int]]:
-        """Kernels on the stream that may still run when the next is launched, each with the word and value that say it is done.
+        """Kernels on the stream that may still run when the next is launched: (word, value when done) of each.
 
         It is the last one, and with launches that overlap, all since the last that did not.
         """
