@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numba import njit
 
 from lab.errors import UnknownNameError
 from lab.protocol.tables import Tables
@@ -16,7 +15,6 @@ from lab.sim import machine as m
 SCHEDULERS = {"random": m.RANDOM, "pct": m.PCT, "run_on": m.RUN_ON}
 INTERRUPTED = "Ctrl-C"
 _BATCH = 64
-_PCT_DEPTH = 3
 
 
 @dataclass
@@ -57,57 +55,20 @@ class Engine:
         self.static = m.static(tables, memory)
         self.state = m.new_state(self.static, tables.registers)
         self._silent, self._choices = m.new_log(self.static, m.LEVEL_NONE), m.new_log(self.static, m.LEVEL_CHOICES)
-        self.max_steps = len(self._choices.choice) - 1
 
     def batch(self, scheduler: str, seed: int, count: int, early_timeout: int = 0) -> np.ndarray:
-        """Run seeds `seed`, `seed + 1`, ...; returns (runs, wrong, hangs, aborts, ops, first failing seed or -1)."""
-        totals = np.zeros(6, np.int64)
-        _batch(
-            self.static,
-            self.state,
-            self._silent,
-            SCHEDULERS[scheduler],
-            seed,
-            count,
-            np.zeros(_PCT_DEPTH - 1, np.int64),
-            early_timeout,
-            self.max_steps,
-            totals,
-        )
-        return totals
+        """Run seeds `seed`, `seed + 1`, ...; returns totals, indexed by `machine.T_*`."""
+        return m.batch(self.static, self.state, self._silent, SCHEDULERS[scheduler], seed, count, early_timeout, False)
 
     def choices(self, scheduler: str, seed: int, early_timeout: int = 0) -> np.ndarray:
         """The choices that a scheduler made under a seed."""
-        totals = np.zeros(6, np.int64)
-        _batch(
-            self.static,
-            self.state,
-            self._choices,
-            SCHEDULERS[scheduler],
-            seed,
-            1,
-            np.zeros(_PCT_DEPTH - 1, np.int64),
-            early_timeout,
-            self.max_steps,
-            totals,
-        )
+        m.batch(self.static, self.state, self._choices, SCHEDULERS[scheduler], seed, 1, early_timeout, False)
         return self._choices.choice[: self.state.counts[m.C_STEPS]].copy()
 
-    def follow(self, choices: np.ndarray, policy: int = m.TOLERANT) -> tuple[int, np.ndarray]:
+    def follow(self, choices: np.ndarray, policy: int = m.TOLERANT, max_steps: int | None = None) -> tuple[int, np.ndarray]:
         """Run along `choices`, then on; returns the outcome and the choices that were really made."""
-        outcome = m.run(
-            self.static,
-            self.state,
-            self._choices,
-            policy,
-            0,
-            choices.astype(np.int32),
-            _NO_POINTS,
-            0,
-            self.max_steps,
-            False,
-        )
-        return int(outcome), self._choices.choice[: self.state.counts[m.C_STEPS]].copy()
+        outcome = m.run(self.static, self.state, self._choices, policy, choices=choices, max_steps=max_steps)
+        return outcome, self._choices.choice[: self.state.counts[m.C_STEPS]].copy()
 
     @property
     def wrong(self) -> int:
@@ -118,34 +79,6 @@ class Engine:
     def timeouts(self) -> int:
         """Timeouts of the last run."""
         return int(self.state.counts[m.C_TIMEOUTS])
-
-
-_NO_POINTS = np.zeros(0, np.int64)
-
-
-@njit(nogil=True, cache=True, _nrt=False)
-def _batch(s, st, log, policy, seed, count, points, early_timeout, max_steps, totals):
-    steps = np.int64(64)
-    empty = s.ops[:0, 0]
-    totals[5] = -1
-    for k in range(seed, seed + count):
-        if policy == m.PCT:
-            # Change points uniform over the length of the last run (Burckhardt et al., ASPLOS 2010, section 3).
-            x = np.uint64(k) * np.uint64(0xD1342543DE82EF95) + np.uint64(99)
-            for p in range(len(points)):
-                x ^= x >> np.uint64(29)
-                x *= np.uint64(0xBF58476D1CE4E5B9)
-                points[p] = np.int64((x >> np.uint64(33)) % np.uint64(steps))
-        outcome = m.run(s, st, log, policy, k, empty, points, early_timeout, max_steps, False)
-        steps = max(st.counts[m.C_STEPS], 1)
-        wrong, aborted = st.counts[m.C_WRONG] > 0, st.counts[m.C_TIMEOUTS] > 0
-        totals[0] += 1
-        totals[1] += wrong
-        totals[2] += outcome == m.HANG
-        totals[3] += aborted
-        totals[4] += st.counts[m.C_OPS]
-        if (wrong or aborted or outcome == m.HANG) and totals[5] < 0:
-            totals[5] = k
 
 
 def explore(
@@ -194,13 +127,14 @@ def explore(
 
 
 def _add(engine: Engine, found: Exploration, name: str, seed: int, count: int, threshold: int) -> None:
-    runs, wrong, hangs, aborts, ops, failing = (int(x) for x in engine.batch(name, seed, count, threshold))
-    found.executions += runs
-    found.by_scheduler[name] += runs
-    found.wrong += wrong
-    found.hangs += hangs
-    found.aborts += aborts
-    found.ops += ops
+    totals = engine.batch(name, seed, count, threshold)
+    failing = int(totals[m.T_FIRST])
+    found.executions += int(totals[m.T_RUNS])
+    found.by_scheduler[name] += int(totals[m.T_RUNS])
+    found.wrong += int(totals[m.T_WRONG])
+    found.hangs += int(totals[m.T_HANGS])
+    found.aborts += int(totals[m.T_ABORTS])
+    found.ops += int(totals[m.T_OPS])
     if failing >= 0 and found.failure is None:
         found.failure = (name, failing, engine.choices(name, failing, threshold))
 
@@ -217,12 +151,11 @@ def every_schedule(engine: Engine, limit: int = 1_000_000) -> tuple[list[np.ndar
     """
     done: list[np.ndarray] = []
     stack: list[list[int]] = [[]]
-    s, st, log = engine.static, engine.state, engine._choices
     while stack:
         prefix = stack.pop()
         steps = np.array(prefix, np.int32)
-        m.run(s, st, log, m.REPLAY, 0, steps, _NO_POINTS, 0, len(prefix), False)
-        enabled = st.enabled[: st.counts[m.C_ENABLED]].tolist()
+        engine.follow(steps, m.REPLAY, len(prefix))
+        enabled = engine.state.enabled[: engine.state.counts[m.C_ENABLED]].tolist()
         if not enabled:
             done.append(steps)
             if len(done) >= limit:

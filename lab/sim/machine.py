@@ -5,6 +5,9 @@ oldest store. Register arithmetic and branches are local and cost no step. A wai
 is not enabled, so no schedule is spent on polling. A bounded wait gives up only when nothing else can move, unless the run
 allows early timeouts.
 
+Arrays travel in named tuples through functions that LLVM inlines into one loop (`forceinline`): a call that is not inlined would
+pass some three hundred scalars. Reference counting is off (`_nrt=False`); nothing in the loop allocates.
+
 What limits it: on small programs, one random choice and one table row a step; on real geometry, moving the cells.
 """
 
@@ -81,6 +84,11 @@ class State(NamedTuple):
 
 
 C_ENABLED, C_STEPS, C_WRONG, C_WRONG_OPS, C_TIMEOUTS, C_OPS, C_POLLERS, C_UNSETTLED = range(8)
+
+
+# Totals of `batch`; T_FIRST is the first failing seed, -1: none.
+T_RUNS, T_WRONG, T_HANGS, T_ABORTS, T_OPS, T_FIRST = range(6)
+_PCT_DEPTH = 3
 
 
 class Log(NamedTuple):
@@ -199,7 +207,7 @@ def new_log(s: Static, level: int) -> Log:
     )
 
 
-@njit(inline="always", _nrt=False)
+@njit(forceinline=True, cache=True, _nrt=False)
 def _next_random(x):
     """xorshift64* (Vigna 2016), one step."""
     x ^= x >> np.uint64(12)
@@ -208,14 +216,14 @@ def _next_random(x):
     return x
 
 
-@njit(inline="always", _nrt=False)
+@njit(forceinline=True, cache=True, _nrt=False)
 def _below(x, n):
     """A number in 0..n-1 from the high bits of the scrambled state."""
     high = (x * np.uint64(0x2545F4914F6CDD1D)) >> np.uint64(32)
     return np.int64((high * np.uint64(n)) >> np.uint64(32))
 
 
-@njit(inline="always", _nrt=False)
+@njit(forceinline=True, cache=True, _nrt=False)
 def _enable(st, entity):
     if st.place[entity] < 0:
         st.place[entity] = st.counts[C_ENABLED]
@@ -223,7 +231,7 @@ def _enable(st, entity):
         st.counts[C_ENABLED] += 1
 
 
-@njit(inline="always", _nrt=False)
+@njit(forceinline=True, cache=True, _nrt=False)
 def _disable(st, entity):
     at = st.place[entity]
     if at >= 0:
@@ -235,13 +243,13 @@ def _disable(st, entity):
         st.counts[C_ENABLED] = last
 
 
-@njit(inline="always", _nrt=False)
+@njit(forceinline=True, cache=True, _nrt=False)
 def _unsettle(st, agent):
     st.unsettled[st.counts[C_UNSETTLED]] = agent
     st.counts[C_UNSETTLED] += 1
 
 
-@njit(inline="always", _nrt=False)
+@njit(forceinline=True, cache=True, _nrt=False)
 def _address(s, st, op, agent):
     if s.ops[op, t.SELECT] < 0:
         return np.int64(s.ops[op, t.ADDR])
@@ -252,7 +260,7 @@ def _address(s, st, op, agent):
     return np.int64(s.addresses[s.ops[op, t.ADDR] + chosen])
 
 
-@njit(inline="always", _nrt=False)
+@njit(forceinline=True, cache=True, _nrt=False)
 def _word_wait_met(s, st, op, agent):
     value = words.operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
     at = _address(s, st, op, agent)
@@ -264,7 +272,7 @@ def _word_wait_met(s, st, op, agent):
     return total <= words.signed(value)
 
 
-@njit(inline="always", _nrt=False)
+@njit(forceinline=True, cache=True, _nrt=False)
 def _stamps_met(s, st, op, agent):
     value = words.operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
     row = _address(s, st, op, agent)
@@ -275,7 +283,7 @@ def _stamps_met(s, st, op, agent):
     return True
 
 
-@njit(inline="always", _nrt=False)
+@njit(forceinline=True, cache=True, _nrt=False)
 def _needs_drain(s, st, op, agent):
     """Whether `agent` may not execute `op` before earlier stores of its own are delivered (model posted)."""
     kind, sync = s.ops[op, t.KIND], s.ops[op, t.SYNC]
@@ -293,7 +301,7 @@ def _needs_drain(s, st, op, agent):
     return False
 
 
-@njit(inline="always", _nrt=False)
+@njit(forceinline=True, cache=True, _nrt=False)
 def _settle(s, st, agent):
     """Run local operations, then enable or park the agent at its next visible one."""
     pc = st.pc[agent]
@@ -342,7 +350,7 @@ def _settle(s, st, agent):
         _enable(st, agent)
 
 
-@njit(inline="always", _nrt=False)
+@njit(forceinline=True, cache=True, _nrt=False)
 def _wake_pollers(s, st):
     """Re-examine agents that wait for several words or for stamps."""
     for agent in range(len(st.pc)):
@@ -352,7 +360,7 @@ def _wake_pollers(s, st):
             _unsettle(st, agent)
 
 
-@njit(inline="always", _nrt=False)
+@njit(forceinline=True, cache=True, _nrt=False)
 def _write_word(s, st, at, value, step):
     st.word[at] = value
     st.word_writer[at] = step
@@ -387,7 +395,7 @@ def _unpark(s, st, agent):
         other = st.next_waiter[other]
 
 
-@njit(inline="always", _nrt=False)
+@njit(forceinline=True, cache=True, _nrt=False)
 def _move(s, st, log, op, row, agent, step):
     """Execute a copy or reduce: read the sources now; write now, or leave the values to the link."""
     n, first = s.moves[row, t.M_COUNT], s.moves[row, t.M_SOURCES]
@@ -436,7 +444,7 @@ def _move(s, st, log, op, row, agent, step):
             _wake_pollers(s, st)
 
 
-@njit(inline="always", _nrt=False)
+@njit(forceinline=True, cache=True, _nrt=False)
 def _post(s, st, op, address, value, agent, rank, step):
     link = s.agent_rank[agent] * s.world + rank
     slot = s.link_at[link] + st.queue_tail[link]
@@ -450,7 +458,7 @@ def _post(s, st, op, address, value, agent, rank, step):
     _enable(st, len(st.pc) + link)
 
 
-@njit(inline="always", _nrt=False)
+@njit(forceinline=True, cache=True, _nrt=False)
 def _deliver(s, st, link):
     """The oldest store of a link reaches memory."""
     slot = s.link_at[link] + st.queue_head[link]
@@ -477,7 +485,7 @@ def _deliver(s, st, link):
         _unsettle(st, agent)
 
 
-@njit(inline="always", _nrt=False)
+@njit(forceinline=True, cache=True, _nrt=False)
 def _expect(s, st, log, op, row):
     n, first, at = s.moves[row, t.M_COUNT], s.sources[s.moves[row, t.M_SOURCES]], s.moves[row, t.M_VALUES]
     wrong = 0
@@ -496,7 +504,7 @@ def _expect(s, st, log, op, row):
     return wrong
 
 
-@njit(inline="always", _nrt=False)
+@njit(forceinline=True, cache=True, _nrt=False)
 def _execute(s, st, log, agent, step):
     """Execute the agent's visible operation."""
     pc = st.pc[agent]
@@ -554,13 +562,13 @@ def _execute(s, st, log, agent, step):
     _unsettle(st, agent)
 
 
-@njit(inline="always", _nrt=False)
+@njit(forceinline=True, cache=True, _nrt=False)
 def _copy(to, source):
     for k in range(len(to)):
         to[k] = source[k]
 
 
-@njit(inline="always", _nrt=False)
+@njit(forceinline=True, cache=True, _nrt=False)
 def _clear(to, value):
     for k in range(len(to)):
         to[k] = value
@@ -609,7 +617,7 @@ def _timed_out(s, st, x):
     return -1
 
 
-@njit(inline="always", _nrt=False)
+@njit(forceinline=True, cache=True, _nrt=False)
 def _may_time_out(s, st, agent):
     waiting = st.status[agent] == _PARKED or st.status[agent] == _POLLING
     return waiting and s.ops[st.pc[agent], t.TARGET] >= 0
@@ -624,7 +632,7 @@ def _may_choose(s, st, entity):
     return entity < len(st.priority) and _may_time_out(s, st, entity - timeouts)
 
 
-@njit(inline="always", _nrt=False)
+@njit(forceinline=True, cache=True, _nrt=False)
 def _highest(st):
     best = st.enabled[0]
     for k in range(1, st.counts[C_ENABLED]):
@@ -633,7 +641,7 @@ def _highest(st):
     return best
 
 
-@njit(inline="always", _nrt=False)
+@njit(forceinline=True, cache=True, _nrt=False)
 def _lowest(st):
     best = st.enabled[0]
     for k in range(1, st.counts[C_ENABLED]):
@@ -641,25 +649,8 @@ def _lowest(st):
     return best
 
 
-@njit(nogil=True, cache=True, _nrt=False)
-def run(s, st, log, policy, seed, choices, change_points, early_timeout, max_steps, stop_on_wrong):
-    """Run once from the start.
-
-    Args:
-        s, st, log: From `static`, `new_state`, `new_log`.
-        policy: RANDOM; PCT; RUN_ON (the same agent until it blocks, then the lowest); REPLAY (`choices`, then RUN_ON);
-            TOLERANT (like REPLAY, but leaves out choices that are not enabled).
-        seed: Of the scheduler.
-        choices: int32 entities, for REPLAY: agent a is a, link source * world + destination is agents + that, the timeout of
-            agent a is agents + world**2 + a.
-        change_points: int64, steps at which PCT lowers the priority of the running entity.
-        early_timeout: Probability, in 2**-32, that a step is the timeout of a waiting agent although others could move.
-        max_steps: Gives up after so many.
-        stop_on_wrong: End at the first wrong element.
-
-    Returns:
-        DONE, HANG, STEP_LIMIT or DIVERGED (a choice was not enabled; `st.counts[C_STEPS]` says where).
-    """
+@njit(forceinline=True, cache=True, _nrt=False)
+def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_steps, stop_on_wrong):
     _reset(s, st)
     agents = len(st.pc)
     x = np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x1234567)
@@ -744,3 +735,90 @@ def run(s, st, log, policy, seed, choices, change_points, early_timeout, max_ste
         st.counts[C_STEPS] = step
         if stop_on_wrong and st.counts[C_WRONG]:
             return DONE
+
+
+@njit(nogil=True, cache=True, _nrt=False)
+def _runs(s, st, log, policy, seed, count, choices, change_points, early_timeout, max_steps, stop_on_wrong, totals):
+    # One function that is compiled once: `run` and `batch` both call it.
+    length = np.int64(64)
+    outcome = np.int64(DONE)
+    for k in range(seed, seed + count):
+        if policy == PCT:
+            _draw_change_points(change_points, k, length)
+        outcome = _run(s, st, log, policy, k, choices, change_points, early_timeout, max_steps, stop_on_wrong)
+        length = max(st.counts[C_STEPS], 1)
+        wrong, aborted = st.counts[C_WRONG] > 0, st.counts[C_TIMEOUTS] > 0
+        totals[T_RUNS] += 1
+        totals[T_WRONG] += wrong
+        totals[T_HANGS] += outcome == HANG
+        totals[T_ABORTS] += aborted
+        totals[T_OPS] += st.counts[C_OPS]
+        if (wrong or aborted or outcome == HANG) and totals[T_FIRST] < 0:
+            totals[T_FIRST] = k
+    return outcome
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _draw_change_points(points, seed, length):
+    """Change points of PCT, uniform over the length of the execution before (Burckhardt et al., ASPLOS 2010, section 3)."""
+    x = np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(99)
+    for p in range(len(points)):
+        x ^= x >> np.uint64(29)
+        x *= np.uint64(0xBF58476D1CE4E5B9)
+        points[p] = np.int64((x >> np.uint64(33)) % np.uint64(length))
+
+
+def run(
+    s: Static,
+    st: State,
+    log: Log,
+    policy: int,
+    seed: int = 0,
+    choices: np.ndarray | None = None,
+    early_timeout: int = 0,
+    max_steps: int | None = None,
+) -> int:
+    """Run once from the start.
+
+    Args:
+        s: From `static`.
+        st: From `new_state`; holds the state at the end.
+        log: From `new_log`; its level says what is kept.
+        policy: RANDOM; PCT; RUN_ON (the same agent until it blocks, then the lowest); REPLAY (`choices`, then RUN_ON);
+            TOLERANT (like REPLAY, but leaves out choices that are not enabled).
+        seed: Of the scheduler.
+        choices: int32 entities: agent a is a, link source * world + destination is agents + that, the timeout of agent a
+            is agents + world**2 + a.
+        early_timeout: Probability, in 2**-32, that a step is the timeout of a waiting agent although others could move.
+        max_steps: Gives up after so many; None: as many as the program can take.
+
+    Returns:
+        DONE, HANG, STEP_LIMIT or DIVERGED (a choice was not enabled; `st.counts[C_STEPS]` says where).
+    """
+    chosen = np.zeros(0, np.int32) if choices is None else np.ascontiguousarray(choices, np.int32)
+    limit = 2 * len(s.ops) if max_steps is None else max_steps
+    totals = new_totals()
+    return int(_runs(s, st, log, policy, seed, 1, chosen, new_change_points(), early_timeout, limit, False, totals))
+
+
+def batch(
+    s: Static, st: State, log: Log, policy: int, seed: int, count: int, early_timeout: int = 0, stop_on_wrong: bool = True
+) -> np.ndarray:
+    """Run seeds `seed`, `seed + 1`, ... `seed + count - 1` (see `run`); returns the totals, indexed by T_*."""
+    totals = new_totals()
+    none = np.zeros(0, np.int32)
+    limit = 2 * len(s.ops)
+    _runs(s, st, log, policy, seed, count, none, new_change_points(), early_timeout, limit, stop_on_wrong, totals)
+    return totals
+
+
+def new_totals() -> np.ndarray:
+    """Totals of no run."""
+    totals = np.zeros(6, np.int64)
+    totals[T_FIRST] = -1
+    return totals
+
+
+def new_change_points() -> np.ndarray:
+    """Room for the change points of PCT at depth 3."""
+    return np.zeros(_PCT_DEPTH - 1, np.int64)

@@ -97,7 +97,7 @@ def _witness(protocol: Protocol, config: Config, memory: str, key: Key, seed: in
     for scheduler, count in (("run_on", 1), ("pct", _SEARCH), ("random", _SEARCH)):
         for k in range(seed, seed + count):
             totals = engine.batch(scheduler, k, 1)
-            if totals[1] == 0:
+            if totals[m.T_WRONG] == 0:
                 continue
             witness = _explained(tables, config, memory, engine.choices(scheduler, k), key)
             if witness is not None:

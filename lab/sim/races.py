@@ -69,8 +69,7 @@ def execute(
     """Run `tables` once and keep everything."""
     static = m.static(tables, memory)
     state, log = m.new_state(static, tables.registers), m.new_log(static, m.LEVEL_FULL)
-    steps = np.zeros(0, np.int32) if choices is None else choices.astype(np.int32)
-    outcome = m.run(static, state, log, policy, seed, steps, np.zeros(0, np.int64), 0, len(log.choice) - 1, False)
+    outcome = m.run(static, state, log, policy, seed, choices)
     return Execution(tables, memory, outcome, int(state.counts[m.C_STEPS]), log, state, static)
 
 
@@ -115,7 +114,7 @@ def clocks(execution: Execution, guards_only: bool = False) -> Clocks:
     return Clocks(rows, time, chain, joined, wanted)
 
 
-@njit(cache=True, inline="always")
+@njit(forceinline=True, cache=True)
 def _needed_scope(a, b, rank, block, call, host):
     """The narrowest scope that holds both agents."""
     if a == b:
@@ -127,7 +126,7 @@ def _needed_scope(a, b, rank, block, call, host):
     return _DEVICE
 
 
-@njit(cache=True, inline="always")
+@njit(forceinline=True, cache=True)
 def _join(into, other):
     for c in range(len(into)):
         if other[c] > into[c]:

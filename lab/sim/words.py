@@ -16,7 +16,7 @@ EQ, NE, GE, GE_SIGNED, GE_MOD, SUM_LE = range(6)  # lab.protocol.program.Cond
 STACK = 16  # deepest operand; `registers` rows carry this much room at their end
 
 
-@njit(inline="always", _nrt=False)
+@njit(forceinline=True, cache=True, _nrt=False)
 def signed(word):
     """Two's complement value of a word."""
     return word - (_MASK + 1) if word & _HALF else word
@@ -76,7 +76,7 @@ def _postfix(postfix, at, length, registers, agent):
     return stack[base]
 
 
-@njit(inline="always", _nrt=False)
+@njit(forceinline=True, cache=True, _nrt=False)
 def operand(exprs, postfix, row, registers, agent):
     """The word that expression `row` has for `agent`, whose registers are `registers[agent]`."""
     mode = exprs[row, 0]
@@ -89,7 +89,7 @@ def operand(exprs, postfix, row, registers, agent):
     return _postfix(postfix, exprs[row, 1], exprs[row, 2], registers, agent)
 
 
-@njit(inline="always", _nrt=False)
+@njit(forceinline=True, cache=True, _nrt=False)
 def met(cond, word, value):
     """Whether one word meets a wait condition (all but SUM_LE)."""
     if cond == GE:
@@ -103,7 +103,7 @@ def met(cond, word, value):
     return ((word - value) & _MASK) < _HALF
 
 
-@njit(inline="always", _nrt=False)
+@njit(forceinline=True, cache=True, _nrt=False)
 def rmw(fn, old, value, expected):
     """The word that a read-modify-write leaves."""
     if fn == t.ADD:
