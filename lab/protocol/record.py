@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lab.protocol.errors import ProtocolError, user_site
-from lab.protocol.expr import Expr, Reg, bound_of, word
+from lab.protocol.expr import Const, Expr, Reg, bound_of, word
 from lab.protocol.layout import Buffer, View
 from lab.protocol.program import (
     Branch,
@@ -219,7 +219,16 @@ class Verbs:
 
     def assign(self, dst: Reg, value: Expr | int) -> None:
         """Compute `value` into the register `dst`, which a `let` made."""
-        self._emit(Set, dst=dst.index, value=word(value), name=dst.name)
+        expr = word(value)
+        bound = expr.value + 1 if isinstance(expr, Const) else bound_of(expr)
+        if dst.bound is not None and (bound is None or bound > dst.bound):
+            raise ProtocolError(
+                f"{dst.name} stays below {dst.bound}, so that it may index a region; this value may not",
+                value=str(expr),
+                site=user_site(),
+                hint=f"write `% {dst.bound}`, or use another register",
+            )
+        self._emit(Set, dst=dst.index, value=expr, name=dst.name)
 
     def when(self, cond: Expr) -> When:
         """`with b.when(expr):` runs the body only when `expr` is not zero."""
