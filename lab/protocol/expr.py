@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 MASK = 0xFFFF_FFFF
@@ -167,6 +168,10 @@ def binary(op: str, left: Expr | int, right: Expr | int) -> Expr:
     a, b = word(left), word(right)
     if isinstance(a, Const) and isinstance(b, Const):
         return Const(BINARY[op](a.value, b.value) & MASK)
+    if op == "+" and isinstance(b, Const) and b.value == 0:
+        return a
+    if op == "+" and isinstance(a, Const) and a.value == 0:
+        return b
     return Binary(op, a, b)
 
 
@@ -225,8 +230,36 @@ def enumerate_index(*exprs: Expr) -> tuple[Expr, list[list[int]]]:
     Raises:
         ValueError: An expression depends on a register that nothing bounds.
     """
-    if all(isinstance(expr, Const) for expr in exprs):
+    if all(type(expr) is Const for expr in exprs):
         return Const(0), [[expr.value] for expr in exprs]  # type: ignore[attr-defined]
+    selector, words = _enumerate(_Structure(exprs))
+    return selector, [list(values) for values in words]
+
+
+class _Structure:
+    """Expressions that compare equal when they are built alike: blocks of one kernel use the same few over and over."""
+
+    __slots__ = ("exprs", "key")
+
+    def __init__(self, exprs: tuple[Expr, ...]) -> None:
+        self.exprs, self.key = exprs, tuple(map(_structure, exprs))
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Structure) and self.key == other.key
+
+
+def _structure(expr: Expr) -> object:
+    if isinstance(expr, Binary):
+        return expr.op, _structure(expr.left), _structure(expr.right)
+    return (expr.index, expr.bound, expr.name) if isinstance(expr, Reg) else expr.value  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=4096)
+def _enumerate(structure: _Structure) -> tuple[Expr, list[list[int]]]:
+    exprs = structure.exprs
     roots: list[tuple[Expr, int]] = []
     for expr in exprs:
         roots += [root for root in bounded_roots(expr) if not any(_same(root[0], known) for known, _ in roots)]
