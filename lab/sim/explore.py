@@ -155,11 +155,20 @@ def every_schedule(engine: Engine, limit: int = 1_000_000) -> tuple[list[np.ndar
         prefix = stack.pop()
         steps = np.array(prefix, np.int32)
         engine.follow(steps, m.REPLAY, len(prefix))
-        enabled = engine.state.enabled[: engine.state.counts[m.C_ENABLED]].tolist()
-        if not enabled:
+        movable = _movable(engine.static, engine.state)
+        if not movable:
             done.append(steps)
             if len(done) >= limit:
                 return done, not stack
             continue
-        stack.extend([*prefix, int(entity)] for entity in sorted(enabled, reverse=True))
+        stack.extend([*prefix, entity] for entity in reversed(movable))
     return done, True
+
+
+def _movable(s: m.Static, st: m.State) -> list[int]:
+    """What can be chosen next, in order: what can move; where nothing can, a bounded wait that gives up."""
+    agents = len(st.pc)
+    enabled = sorted(st.enabled[: st.counts[m.C_ENABLED]].tolist())
+    movable = [entity for entity in enabled if entity >= agents or not m._is_stale(s, st, entity)]
+    timeouts = range(agents + s.world * s.world, len(st.priority))
+    return movable or [entity for entity in timeouts if m._may_choose(s, st, entity)]

@@ -624,12 +624,26 @@ def _may_time_out(s, st, agent):
 
 
 @njit(cache=True, _nrt=False)
+def _is_stale(s, st, agent):
+    """Whether the agent's wait was met when the agent was enabled and is not any more."""
+    return (
+        st.status[agent] == _ENABLED
+        and s.ops[st.pc[agent], t.KIND] == t.WAIT
+        and not _word_wait_met(s, st, st.pc[agent], agent)
+    )
+
+
+@njit(cache=True, _nrt=False)
 def _may_choose(s, st, entity):
     """Whether `entity` is enabled, or is the timeout of an agent that may time out."""
     timeouts = len(st.pc) + s.world * s.world
     if entity < timeouts:
         return entity >= 0 and st.place[entity] >= 0
-    return entity < len(st.priority) and _may_time_out(s, st, entity - timeouts)
+    if entity >= len(st.priority):
+        return False
+    if _is_stale(s, st, entity - timeouts):
+        _settle(s, st, entity - timeouts)  # the run that is repeated polled here without success, which is no step
+    return _may_time_out(s, st, entity - timeouts)
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
@@ -670,8 +684,6 @@ def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_st
             st.counts[C_UNSETTLED] -= 1
             _settle(s, st, st.unsettled[st.counts[C_UNSETTLED]])
         st.counts[C_STEPS] = step
-        if step >= max_steps:
-            return STEP_LIMIT
         n = st.counts[C_ENABLED]
         x = _next_random(x)
         chosen = np.int64(-1)
@@ -695,6 +707,7 @@ def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_st
                         return HANG
                 return DONE
         elif early_timeout > 0 and _below(x, 1 << 32) < early_timeout and _timed_out(s, st, x) >= 0:
+            x = _next_random(x)  # the number that made it a timeout is small, so it cannot also say whose
             chosen = _timed_out(s, st, x)
         elif policy == RANDOM:
             chosen = st.enabled[_below(x, n)]
@@ -706,11 +719,13 @@ def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_st
                     chosen = _highest(st)
         else:
             chosen = current if current >= 0 and current < agents and st.place[current] >= 0 else _lowest(st)
+        if step >= max_steps:
+            return STEP_LIMIT
         current = chosen
         if log.level != LEVEL_NONE:
             log.choice[step] = chosen
         if chosen < agents:
-            if s.ops[st.pc[chosen], t.KIND] == t.WAIT and not _word_wait_met(s, st, st.pc[chosen], chosen):
+            if _is_stale(s, st, chosen):
                 # Met when the agent was enabled, not any more: it polls again and sees nothing.
                 _unsettle(st, chosen)
                 if policy == REPLAY and given:
