@@ -39,8 +39,8 @@ class Stream:
         bias: mean of a contribution in units of its standard deviation.
         rho: correlation of successive contributions of an element (AR(1)), 0 <= rho < 1.
         identical: every rank contributes the same numbers (as AITER's own tests do).
-        feedback: "none": contributions are drawn. "linear", "tanh", "relu": they are a random layer of the RMSNorm
-            of the residual, scaled to variance 1.
+        feedback: "none": contributions are drawn. "linear", "tanh", "relu": they are W f(RMSNorm(r)) with that f and
+            a random matrix W for each step and rank, scaled to variance 1.
         teacher_forced: with feedback, the shadow adds the path's contributions instead of its own.
     """
 
@@ -316,7 +316,7 @@ def _rounded(values: np.ndarray) -> np.ndarray:
 def _run_drawn(stream, paths, seed, every_step):
     rng = np.random.default_rng([20, seed])
     size = stream.tokens * stream.row
-    sigma = np.sqrt(stream.world)  # of an update: also for identical contributions, to keep r_0 the same
+    sigma = stream.world if stream.identical else stream.world**0.5  # of an update
     start = _rounded((stream.ratio * sigma) * rng.standard_normal(size, np.float32))
 
     def contributions():
@@ -346,10 +346,15 @@ def _walk(start, contributions, steps, paths, seed, every_step):
         for index, path in enumerate(paths):
             residuals[index] = _advance(path, x, residuals[index], sums, seed, step, index)
         if every_step or step == steps - 1:
-            square = float(shadow @ shadow)
+            square = _dot(shadow, shadow)
             for residual, result in zip(residuals, results, strict=True):
                 _record(result, step, residual, shadow, square)
     return results
+
+
+def _dot(a: np.ndarray, b: np.ndarray) -> float:
+    """Not by BLAS, whose result depends on the number of its threads."""
+    return float(np.sum(a * b))
 
 
 def _record(result, step, residual, shadow, square):
@@ -357,9 +362,9 @@ def _record(result, step, residual, shadow, square):
     difference = wide - shadow
     if square == 0:
         raise LabError("the reference stream is zero", hint="a relative drift is not defined")
-    result["drift"][step] = np.sqrt(float(difference @ difference) / square)
-    result["gain"][step] = float(difference @ shadow) / square
-    result["norm"][step] = np.sqrt(float(wide @ wide) / square) - 1
+    result["drift"][step] = np.sqrt(_dot(difference, difference) / square)
+    result["gain"][step] = _dot(difference, shadow) / square
+    result["norm"][step] = np.sqrt(_dot(wide, wide) / square) - 1
 
 
 def _advance(path, x, residual, sums, seed, step, index):
@@ -449,10 +454,10 @@ def _run_feedback(stream, paths, seed, every_step):
         if not stream.teacher_forced:
             normed = rms_norm(own_shadow)
             for weight in weights:
-                own_shadow = own_shadow + activation(normed @ weight)
+                own_shadow = own_shadow + activation(normed) @ weight
         for index, path in enumerate(paths):
             normed32 = rms_norm(residuals[index].reshape(shape)).astype(np.float32)
-            x = np.stack([_rounded(activation(normed32 @ weight)).reshape(-1) for weight in weights])
+            x = np.stack([_rounded(activation(normed32) @ weight).reshape(-1) for weight in weights])
             residuals[index] = _advance(path, x, residuals[index], {}, seed, step, index)
             if stream.teacher_forced:
                 for term in x:
@@ -461,5 +466,5 @@ def _run_feedback(stream, paths, seed, every_step):
                 shadows[index] = own_shadow.reshape(-1)
             if every_step or step == stream.steps - 1:
                 shadow = shadows[index]
-                _record(results[index], step, residuals[index], shadow, float(shadow @ shadow))
+                _record(results[index], step, residuals[index], shadow, _dot(shadow, shadow))
     return results

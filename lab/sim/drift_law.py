@@ -11,8 +11,8 @@ added to it (its grid g limits what can be cut off):
   number, a = sqrt(t) and this adds up to (4 / (3 pi)) delta sqrt(T): +1.35 % at T = 128.
 * toward +inf or -inf moves every element the same way. The drift D is the root of a double sum over the
   correlation of |r_s| and |r_t|; to second order the gain is D^2 / 2 and the norm sqrt(1 + 2 D^2) - 1.
-* every mode adds noise: a step squared times 1/12 (nearest, and the directed ones around their mean), 1/6
-  (stochastic), 1/3 (to odd).
+* every mode adds noise: for a fine grid a step squared times 1/12 (nearest, and the directed ones around their
+  mean), 1/6 (stochastic), 1/3 (to odd); with n grid points a step, the sums over them (`_noise_on_grid`).
 
 The expectations over a come from two independent normal numbers in polar coordinates. How far each law is from
 simulation is stated, and held, in lab/sim/tests/test_drift.py.
@@ -20,6 +20,7 @@ simulation is stated, and held, in lab/sim/tests/test_drift.py.
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -31,18 +32,9 @@ STEP_SQUARED = STEP**2 * 3 / (8 * math.log(2))  # mean of (step of r / |r|)^2
 ONE_WAY_LIMIT = 0.3
 HALF_NORMAL = math.sqrt(2 / math.pi)
 
-NOISE = {
-    RoundMode.TiesToEven: 1 / 12,
-    RoundMode.TiesToEvenViaFp16: 1 / 12,
-    RoundMode.TiesToAway: 1 / 12,
-    RoundMode.TowardZero: 1 / 12,
-    RoundMode.AwayFromZero: 1 / 12,
-    RoundMode.TowardPositive: 1 / 12,
-    RoundMode.TowardNegative: 1 / 12,
-    RoundMode.ToOdd: 1 / 3,
-    RoundMode.Stochastic: 1 / 6,
-    RoundMode.StochasticCentred: 1 / 6,
-}
+NEAREST = (RoundMode.TiesToEven, RoundMode.TiesToEvenViaFp16, RoundMode.TiesToAway)
+ONE_SIDED = (RoundMode.TowardZero, RoundMode.AwayFromZero, RoundMode.TowardPositive, RoundMode.TowardNegative)
+STOCHASTIC = (RoundMode.Stochastic, RoundMode.StochasticCentred)
 
 
 @dataclass(frozen=True)
@@ -54,6 +46,7 @@ class Law:
     norm: np.ndarray
 
 
+@cache
 def mean_smallest(world: int) -> float:
     """Mean of the smallest of W absolute values of standard normals."""
     z = (np.arange(20000) + 0.5) * 5e-4
@@ -86,7 +79,7 @@ def law(
         The law, or None for a mode that has none. Toward +inf and -inf are NaN beyond a drift of ONE_WAY_LIMIT,
         where the second order is no longer enough.
     """
-    if mode not in NOISE:
+    if mode is RoundMode.LowHalf:
         return None
     t = np.arange(1, steps + 1)
     variance = t + ratio**2  # of r after step t, in units of the update's
@@ -103,8 +96,11 @@ def law(
     drift_mean = np.empty(steps)
     norm_mean = np.empty(steps)
     noise = np.empty(steps)
-    added = STEP_SQUARED * NOISE[mode]
-    inner = (sum(range(2, world + 1)) / world if hops else 1.0) if rounds_sum else 0.0
+    added = STEP_SQUARED * _noise(mode, above_grid)
+    inner = 0.0  # noise of the rounded sum, in units of its own square
+    if rounds_sum:
+        partial = range(2, world + 1) if hops else (world,)
+        inner = sum(STEP_SQUARED * float(_noise(mode, np.array(1 / raw_grid))) * n / world for n in partial)
     for n in range(steps):
         kept = factor[n + 1] / factor[: n + 1] * sum_factor
         kept_start = factor[n + 1]
@@ -112,7 +108,7 @@ def law(
         gain[n] = (start * kept_start + kept.sum()) / total - 1
         drift_mean[n] = (start * (1 - kept_start) ** 2 + ((1 - kept) ** 2).sum()) / total
         norm_mean[n] = (start * kept_start**2 + (kept**2).sum()) / total
-        noise[n] = added * (variance[: n + 1].sum() + inner * (n + 1)) / total
+        noise[n] = ((added * variance)[: n + 1].sum() + inner * (n + 1)) / total
     drift = np.sqrt(drift_mean + noise)
     norm = np.sqrt(norm_mean + noise) - 1
     if mode in (RoundMode.TowardPositive, RoundMode.TowardNegative):
@@ -140,6 +136,31 @@ def _rate(mode: RoundMode, a: np.ndarray, random_bits: int) -> np.ndarray:
             unseen = 2.0**-random_bits
             return -unseen * DELTA * (2 / math.pi) * np.arctan(unseen * a)
     return np.zeros_like(a)
+
+
+def _noise_on_grid(mode: RoundMode, n: np.ndarray) -> np.ndarray:
+    """Mean square error in squared steps, less that of the mean, when the cut-off part is one of 0, 1/n ... (n - 1)/n.
+
+    n is a power of two; n = 1 is exact.
+    """
+    if mode in NEAREST:
+        return np.where(n > 1, (1 + 2 / n**2) / 12, 0)
+    if mode in ONE_SIDED:
+        return (1 - 1 / n**2) / 12
+    if mode in STOCHASTIC:
+        return (1 - 1 / n**2) / 6
+    return (1 - 1 / n) * (2 - 1 / n) / 6  # to odd
+
+
+def _noise(mode: RoundMode, a: np.ndarray) -> np.ndarray:
+    """Mean of r^2 times `_noise_on_grid` over that of r^2, r being a times as large as the finest number in it."""
+    grid = np.exp2(-(np.arange(1200) + 0.5) / 100)  # |g| / |r|, log-spaced below 1
+    octave, inside = np.divmod((np.arange(1200) + 0.5) / 100, 1)  # steps of g and r differ by 2^octave or twice that
+    squares = (1 - inside) * _noise_on_grid(mode, 2**octave) + inside * _noise_on_grid(mode, 2 ** (octave + 1))
+    a = np.asarray(a, float)[..., None]
+    weight = 4 / math.pi * a * grid / (1 + (a * grid) ** 2) ** 2 * (math.log(2) / 100)
+    below = 4 / math.pi * a[..., 0] * 2.0**-12  # finer than 2^-12 of r: the limit of many grid points
+    return (weight * squares).sum(-1) + np.minimum(below, 1) * _noise_on_grid(mode, np.array(2.0**20))
 
 
 def _one_way_share(a: np.ndarray) -> np.ndarray:

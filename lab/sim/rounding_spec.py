@@ -197,16 +197,15 @@ def fp32_code(value: Fraction) -> int:
     Raises:
         ValueError: fp32 does not have this value.
     """
-    low, high = 0, FP32.infinity
-    while low < high:  # the codes of positive numbers are in the order of their values
-        middle = (low + high) // 2
-        if magnitude(middle, FP32) < value:
-            low = middle + 1
-        else:
-            high = middle
-    if magnitude(low, FP32) != value:
+    if value == 0:
+        return 0
+    exponent = value.numerator.bit_length() - value.denominator.bit_length()  # floor(log2), or one above it
+    exponent -= Fraction(2) ** exponent > value
+    exponent = max(exponent, 1 - FP32.bias)
+    steps = value / Fraction(2) ** (exponent - FP32.fraction_bits)
+    if steps.denominator != 1 or steps >= 2 ** (FP32.fraction_bits + 1):
         raise ValueError(f"{value} is not an fp32 number")
-    return low
+    return (exponent + FP32.bias - 1) * 2**FP32.fraction_bits + steps.numerator
 
 
 def random_word(index: int, seed: int) -> int:
