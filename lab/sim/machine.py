@@ -539,7 +539,8 @@ def _execute(s, st, log, agent, step):
         if s.ops[pc, t.DST] >= 0:
             st.registers[agent, s.ops[pc, t.DST]] = old
         value = words.rmw(s.ops[pc, t.FN], old, given, expected)
-        _write_word(s, st, address, value, step)
+        if s.ops[pc, t.FN] != t.CAS or old == expected:
+            _write_word(s, st, address, value, step)
     elif kind == t.MOVE:
         _move(s, st, log, pc, address, agent, step)
     elif kind == t.FILL:
@@ -552,7 +553,8 @@ def _execute(s, st, log, agent, step):
     elif kind == t.EXPECT:
         wrong = _expect(s, st, log, pc, address)
         if s.ops[pc, t.DST] >= 0:
-            st.registers[agent, s.ops[pc, t.DST]] = wrong > 0
+            value = np.int64(wrong > 0)
+            st.registers[agent, s.ops[pc, t.DST]] = value
     if log.level == LEVEL_FULL:
         log.op[step] = pc
         log.seen[step] = seen
