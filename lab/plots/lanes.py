@@ -1,13 +1,15 @@
 """Where everything in the picture of an execution stands: lanes, bars, flags, calls. Data only; `timeline` draws it.
 
-The horizontal axis is order, not duration. A step stands as far left as the steps that it depends on allow: those before it in its
-own lane, the write that let its wait go, and every earlier access to the same memory. Two things that stand above each other could
-have happened at the same time; of two accesses to the same elements, the left one came first.
+The horizontal axis is order, not duration. A step stands as far left as the steps that it depends on allow: those
+before it in its own lane, the write that let its wait go, and every earlier access to the same memory. Two things that
+stand above each other could have happened at the same time; of two accesses to the same elements, the left one came
+first.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -131,7 +133,7 @@ class _Arrangement:
         ]
         read, write = by_step.get(self.fault.step), self._step_of_number(self.told.write, by_step)
         chain = [by_step[step] for step in self.fault.chain if step in by_step]
-        carried = [Arrow(a, b, "carried", True) for a, b in zip(chain, chain[1:], strict=False)]
+        carried = [Arrow(a, b, "carried", True) for a, b in pairwise(chain)]
         return Lanes(
             lanes=lanes,
             items=items,
@@ -261,7 +263,7 @@ class _Arrangement:
         return before
 
     def _memory_order(self, before: list[set[int]]) -> None:
-        """Order the accesses to each cell as they took place: a write after all before it, a read after the last write."""
+        """Keep the order of accesses to each cell: a write after all before it, a read after the last write."""
         cells, steps, writes = accesses(self.tables, self.execution)
         lands = self._landings()
         happened = np.array([lands.get(int(s), int(s)) if w else int(s) for s, w in zip(steps, writes, strict=True)])

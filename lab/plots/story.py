@@ -1,4 +1,4 @@
-"""A witness in words: what the racing read found, what was due, who wrote it, and how much one side could know of the other.
+"""A witness in words: what the racing read found, what was due, who wrote it, and what one side knew of the other.
 
 All of it is read off the execution and its vector clocks; nothing here knows a protocol.
 """
@@ -30,8 +30,8 @@ class Story:
         place: The slot or buffer in which they meet.
         elements: Ranges [lo, hi) of it.
         holds, due: What the read found, and what it should have found.
-        first, second: The access that should come first, and the other, as "reader"/"writer" resolved to accesses.
-        known: The last operation of `first`'s agent that `second`'s agent can know of when it acts; None: it knows of none.
+        first, second: The same two: the one that should come first, and the other.
+        known: The last operation of `first`'s agent that `second`'s agent can know of when it acts; None: none.
         wrong: The elements of an output that end up wrong.
         outputs: What every compared output held.
     """
@@ -60,16 +60,16 @@ class Story:
     def reads(self) -> str:
         """The racing read, in one sentence."""
         return (
-            f"{self.read_access.agent} reads {self.place}, elements {spans(self.elements)}, {self.fault} "
-            f"({self.read_access.phase}, op {self.read_access.op}): it finds {self.holds}, where {self.due} is due."
+            f"{self.read_access.agent}, {_at(self.read_access)}, reads {self.place}, elements {spans(self.elements)}, "
+            f"{self.fault}: it finds {self.holds}, where {self.due} is due."
         )
 
     def writes(self) -> str:
         """The racing write, in one sentence."""
         when = "only afterwards" if self.fault == TOO_EARLY else "before that"
         return (
-            f"{self.write_access.agent} writes the same elements {when} ({self.write_access.phase}, op "
-            f"{self.write_access.op}); no flag, barrier or fence orders the two."
+            f"{self.write_access.agent}, {_at(self.write_access)}, writes these elements {when}; no flag, barrier or "
+            "fence orders the two."
         )
 
     def missing(self) -> str:
@@ -78,9 +78,9 @@ class Story:
         if known is None:
             return f"When {second.agent} does op {second.op}, it knows of nothing that {first.agent} did."
         return (
-            f"When {second.agent} does its {second.phase} (op {second.op}), the last thing it can know of {first.agent} is "
-            f"op {known.op}, {named_phase(known)}: {known.text}. The {first.phase} (op {first.op}) comes after that, so "
-            f"nothing says that it is done."
+            f"When {second.agent} gets to op {second.op}, the last thing it can know of {first.agent} is op "
+            f"{known.op}, {named_phase(known)}: {known.text}. Op {first.op} ({first.phase or first.text}) comes after"
+            " that, and nothing tells whether it is done."
         )
 
     def ends(self) -> str:
@@ -89,12 +89,17 @@ class Story:
             return ""
         mean = next((o for o in self.outputs if (o.rank, o.call) == (self.wrong.rank, self.wrong.call)), None)
         tail = "" if mean is None else f"; its mean is {mean.mean:.4g} where {mean.due:.4g} is due"
-        return f"{self.wrong.region} of rank {self.wrong.rank} ends up wrong in elements {spans(self.wrong.elements)}{tail}."
+        wrong = self.wrong
+        return f"{wrong.region} of rank {wrong.rank} ends up wrong in elements {spans(wrong.elements)}{tail}."
 
     def sentences(self) -> list[str]:
         """The story in four sentences."""
         told = (self.reads(), self.writes(), self.missing(), self.ends())
         return [text[0].upper() + text[1:] for text in told if text]
+
+
+def _at(access: Access) -> str:
+    return f"in its {access.phase} (op {access.op})" if access.phase else f"at op {access.op}"
 
 
 def named_phase(access: Access) -> str:

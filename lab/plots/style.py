@@ -29,6 +29,7 @@ FLAG = Ink("flag", "#3f4a58", "#c3cad3")
 FAINT_FLAG = Ink("faint-flag", "#a9b1bb", "#69727e")
 RED = Ink("red", "#c8102e", "#ff6b76")
 RED_GROUND = Ink("red-ground", "#fde8ea", "#4a1c22")
+BLUE = Ink("blue", "#2f6fb5", "#7db4ec")
 GREEN = Ink("green", "#1b7f4b", "#5fd08f")
 PHASES = (
     Ink("phase-1", "#bcd7f5", "#2b527d"),
@@ -40,7 +41,7 @@ PHASES = (
     Ink("phase-7", "#dcdfa9", "#54571f"),
     Ink("phase-8", "#d3d8de", "#474e58"),
 )
-INKS = (GROUND, TEXT, FAINT_TEXT, LINE, SHADE, FLAG, FAINT_FLAG, RED, RED_GROUND, GREEN, *PHASES)
+INKS = (GROUND, TEXT, FAINT_TEXT, LINE, SHADE, FLAG, FAINT_FLAG, RED, RED_GROUND, GREEN, BLUE, *PHASES)
 FONTS = ["DejaVu Sans", "Verdana", "Segoe UI", "Helvetica", "Arial", "sans-serif"]
 
 
@@ -55,7 +56,7 @@ def css_colours(dark: bool) -> str:
 
 
 def inline_svg(figure: Figure, name: str, label: str) -> str:
-    """A figure as an SVG element for a page: no header, no links, its ids begin with `name`, palette colours are CSS variables.
+    """A figure as an SVG element for a page: no header, no links, own ids, palette colours as CSS variables.
 
     Args:
         figure: A matplotlib figure drawn with the palette.

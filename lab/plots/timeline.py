@@ -3,14 +3,14 @@
     figure = timeline(witness.explainer, witness.fault, title="Elements are sent before they are reduced")
     save(figure, "d1.png")
 
-It knows no protocol: phases, slots and agents have the names that the protocol gave them. What stands where is in `lanes`.
+It knows no protocol: phases, slots and agents have the names that the protocol gave them. `lanes` says where it stands.
 """
 
 from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lab.plots.lanes import SYNC, WORK, Arrow, Item, Lanes, arrange
 from lab.plots.story import TOO_EARLY, Story, story
@@ -45,7 +45,7 @@ _DOT, _BADGE = 0.045, 0.095
 
 
 def timeline(
-    explainer: Explainer, fault: Fault, *, title: str = "", notes: bool = True, told: Story | None = None
+    explainer: Explainer, fault: Fault, *, title: str = "", words: bool = True, told: Story | None = None
 ) -> Figure:
     """Draw the execution in which `fault` happens.
 
@@ -53,11 +53,11 @@ def timeline(
         explainer: Explains the execution.
         fault: The read that went wrong.
         title: A headline.
-        notes: Tell the story in sentences below the lanes.
+        words: Explain the marks and tell the story in sentences below the lanes.
         told: The story, when it is already known.
     """
     told = told or story(explainer, fault)
-    return _Drawing(arrange(explainer, fault, told), told, title, notes).draw()
+    return _Drawing(arrange(explainer, fault, told), told, title, words).draw()
 
 
 def save(figure: Figure, path: str | Path) -> None:
@@ -66,15 +66,15 @@ def save(figure: Figure, path: str | Path) -> None:
 
 
 class _Drawing:
-    def __init__(self, lanes: Lanes, told: Story, title: str, notes: bool) -> None:
+    def __init__(self, lanes: Lanes, told: Story, title: str, words: bool) -> None:
         self.lanes, self.told, self.title = lanes, told, title
         self.width = _LEFT + _UNIT * lanes.width + (_RIGHT if told.outputs else 0.3)
-        self.notes = self._wrapped(told.sentences()) if notes else []
+        self.notes = self._wrapped(told.sentences()) if words else []
         self.callouts = self._callouts()
         self.y, bottom = self._rows()
         self.lanes_bottom = bottom
-        self.legend = self._wrapped([self._key()], 0.066)
-        self.height = bottom + _LINE * (len(self.legend) + len(self.notes)) + (0.22 if self.notes else 0.12) + _MARGIN
+        self.legend = self._wrapped([self._key()] if words else [], 0.0625)
+        self.height = bottom + _LINE * (len(self.legend) + len(self.notes)) + (0.34 if words else 0.0)
         self.inks = phase_inks(lanes.phases)
 
     def draw(self) -> Figure:
@@ -142,7 +142,7 @@ class _Drawing:
     def _x(self, units: float) -> float:
         return _LEFT + _UNIT * units
 
-    def _wrapped(self, sentences: list[str], letter: float = 0.0805) -> list[str]:
+    def _wrapped(self, sentences: list[str], letter: float = 0.0735) -> list[str]:
         letters = int((self.width - 2 * _MARGIN) / letter)
         return [line for text in sentences for line in textwrap.wrap(text, letters)]
 
@@ -264,7 +264,7 @@ class _Drawing:
     ) -> None:
         from matplotlib.patches import FancyArrowPatch
 
-        look = {"arrowstyle": "-|>", "mutation_scale": 9, "lw": 1.1, "zorder": 3} | style
+        look: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 9, "lw": 1.1, "zorder": 3} | style
         axes.add_patch(FancyArrowPatch(start, end, color=ink.light, **look))
 
     def _flag(self, axes: Axes, arrow: Arrow) -> None:
@@ -275,7 +275,7 @@ class _Drawing:
         self._arrow(axes, start, end, ink, shrinkA=2, shrinkB=shrink, lw=1.5 if arrow.matters else 0.9)
 
     def _carried(self, axes: Axes) -> None:
-        """The way of the wrong value: out of the reading bar, along the edge of the lane it goes to, into the next bar."""
+        """The way of the wrong value: out of the reading bar, along the lane that it goes to, into the next bar."""
         for arrow in self.lanes.carried:
             if arrow.start.lane == arrow.end.lane:
                 start, end = self._edge(arrow.start, -1e9), self._edge(arrow.end, -1e9)
@@ -302,9 +302,14 @@ class _Drawing:
         if read.lane == write.lane:
             end = (end[0], start[1])
         axes.plot(*zip(start, end, strict=True), color=RED.light, lw=2, ls=(0, (4, 2)), zorder=5)
-        box = {"boxstyle": "round,pad=0.15", "facecolor": RED_GROUND.light, "edgecolor": RED.light, "lw": 0.8}
+        box: dict[str, Any] = {
+            "boxstyle": "round,pad=0.15",
+            "facecolor": RED_GROUND.light,
+            "edgecolor": RED.light,
+            "lw": 0.8,
+        }
         at = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
-        look = {"size": 8.5, "weight": "bold", "color": RED.light, "ha": "center", "va": "center"}
+        look: dict[str, Any] = {"size": 8.5, "weight": "bold", "color": RED.light, "ha": "center", "va": "center"}
         axes.text(*at, "no order", zorder=8, bbox=box, **look)
 
     def _callout(self, axes: Axes, item: Item, lines: list[str], above: bool) -> None:
@@ -328,20 +333,18 @@ class _Drawing:
             for place, output in enumerate(found):
                 y = middle + 0.2 * (place - (len(found) - 1) / 2)
                 right = output.wrong_share == 0
-                name = f"output of call {output.call}: " if len(found) > 1 else "output: "
-                text = name + ("right" if right else f"mean {output.mean:.4g}, not {output.due:.4g}")
-                ink = GREEN if right else RED
-                axes.text(
-                    left, y, ("✓ " if right else "✗ ") + text, size=8.5, color=ink.light, va="center",
-                    weight="normal" if right else "bold",
-                )  # fmt: skip
+                name = f"call {output.call}: " if len(found) > 1 else ""
+                text = f"✓ {name}output right" if right else f"✗ {name}mean {output.mean:.4g}, {output.due:.4g} is due"
+                ink, weight = (GREEN, "normal") if right else (RED, "bold")
+                axes.text(left, y, text, size=8.5, color=ink.light, va="center", weight=weight)
 
     def _key(self) -> str:
         hidden = f" {self.lanes.hidden} more blocks are not shown." if self.lanes.hidden else ""
         return (
-            "Left to right is order, not duration. Bars move data, in the colour of their phase. A full dot writes a flag or "
-            "counter, an open dot waits for one, an arrow shows which write let it go on. Red dashes join the two accesses that "
-            f"nothing orders; the red arrow is the way of the wrong value. Numbers count the steps that matter.{hidden}"
+            "Left to right is order, not duration. Bars move data, in the colour of their phase. A full dot writes a"
+            " flag or counter, an open dot waits for one, an arrow shows which write let it go on. Red dashes join "
+            "the two accesses that nothing orders; the red arrow is the way of the wrong value. Numbers count the "
+            f"steps that matter.{hidden}"
         )
 
     def _legend(self, axes: Axes) -> None:
