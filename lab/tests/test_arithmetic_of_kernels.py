@@ -7,7 +7,8 @@ import pytest
 
 from lab.sim.arithmetic import Arithmetic, all_reduce, narrow
 from lab.sim.drift import METRICS, Path, Stream, fused, measure
-from lab.sim.rounding_modes import RoundMode
+from lab.sim.rounding import to_bf16
+from lab.sim.rounding_modes import NanRule, RoundMode
 
 WORLD = 3
 SIZE = 4099  # no multiple of a vector or of the ranks
@@ -75,3 +76,29 @@ if importlib.util.find_spec("lab.kernels.host"):
         got = run(HostRanks(LAYOUT, rounding="RNE"), "one_shot", "bf16", inputs)
         assert not np.array_equal(got, all_reduce(inputs, "bf16", Arithmetic(mode=RoundMode.TowardZero)))
         assert not np.array_equal(got, all_reduce(inputs, "bf16", Arithmetic(mode=RoundMode.TiesToAway)))
+
+    def philox(index: np.ndarray, epoch: int, key: int) -> np.ndarray:
+        """Philox2x32-10 (Salmon et al. 2011), from its definition."""
+        low, high, key = index.astype(np.uint64), np.full(index.shape, epoch, np.uint64), np.uint64(key)
+        word = np.uint64(0xFFFFFFFF)
+        for _ in range(10):
+            product = np.uint64(0xD256D193) * low
+            low, high = (product >> np.uint64(32)) ^ key ^ high, product & word
+            key = (key + np.uint64(0x9E3779B9)) & word
+        return low
+
+    @pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "low_latency"])
+    def test_stochastic_kernels_round_by_their_random_bits(algorithm):
+        """bf16 uses the top 16 of the kernel's 32 random bits: SR(16) of the fp32 sum with these integers."""
+        inputs = adversarial("bf16", 5)
+        ranks = HostRanks(LAYOUT, rounding="SR")
+        rows = [row.copy() for row in inputs]
+        outputs = [np.zeros_like(row) for row in rows]
+        ranks.run([Collective(algorithm, "bf16", rows, outputs, 2, 32)], seed=1, rounding_seed=77)
+        random = philox(np.arange(SIZE), 1, 77) >> np.uint64(16)
+
+        def rounder(values):
+            return to_bf16(values, "SR", random_bits=16, random=random, nan=NanRule.CANONICAL)
+
+        right = all_reduce(inputs, "bf16", rounder=rounder)
+        assert np.array_equal(np.stack(outputs), right)
