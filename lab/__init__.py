@@ -10,6 +10,8 @@ __version__ = "0.1.0"
 # public name -> the module that defines it
 _PUBLIC: dict[str, str] = {
     "LabError": "lab.errors",
+    "ProtocolDefect": "lab.assertion",
+    "check": "lab.assertion",
 }
 
 __all__ = ["__version__", *_PUBLIC]

@@ -52,6 +52,7 @@ def command(
     """
     from lab.cli.request import configured
     from lab.sim.check import check
+    from lab.sim.report import report
 
     found, config = configured(
         protocol,
@@ -83,7 +84,7 @@ def command(
     if json:
         emit_json(_document(verdict))
     else:
-        _print(verdict)
+        typer.echo(report(verdict))
     if verdict.interrupted:
         say("stopped with Ctrl-C; what was found until then is above")
         raise typer.Exit(INTERRUPTED)
@@ -105,35 +106,3 @@ def _document(verdict) -> dict[str, object]:  # noqa: ANN001
         for side in ("first", "second"):
             race[side]["range"] = race["elements"]
     return document | {"witness_steps": len(verdict.witness)}
-
-
-def _print(verdict) -> None:  # noqa: ANN001
-    say = typer.echo
-    config = verdict.config
-    say(
-        f"{verdict.protocol}: {verdict.verdict.upper()}   world {config['world']}, calls {config['calls']}, bytes "
-        f"{','.join(map(str, config['bytes']))}, blocks {config['blocks'] or 'own grid'}, {config['scenario']}, {verdict.memory}"
-    )
-    for number, race in enumerate(verdict.races, 1):
-        say(f"\nrace {number} of {len(verdict.races)} ({race.pairs} pairs of operations): {race}")
-    if verdict.wrong:
-        say(f"\nwrong results in {verdict.failing} of {verdict.executions} executions; the first failing one:")
-        for wrong in verdict.wrong[:6]:
-            say(f"  {wrong}")
-        if len(verdict.wrong) > 6:
-            say(f"  and {len(verdict.wrong) - 6} more")
-        for mean in verdict.means[:4]:
-            say(f"  {mean}")
-    for line in verdict.hang[:12]:
-        say(f"  {line}")
-    if verdict.abort:
-        say(f"\nabort record: {verdict.abort}")
-    for note in verdict.notes:
-        say(f"\n{note}")
-    if verdict.witness:
-        say(f"\nsmallest witness, the {len(verdict.witness)} steps that matter:")
-        for line in verdict.witness:
-            say(f"  {line}")
-    if verdict.schedule:
-        say(f"\nlab replay '{verdict.schedule}'")
-    say(f"\n{verdict.proof}")

@@ -9,12 +9,14 @@ import traceback
 from pathlib import Path
 
 from lab.errors import LabError, UnknownNameError
+from lab.protocol.published import MODULES
 from lab.protocol.write import Protocol
 
 BUILT_IN = {
     "seed_one_shot": "lab.protocol.seed_rdna_ar",
     "seed_two_shot": "lab.protocol.seed_rdna_ar",
     "repaired_two_shot": "lab.protocol.repaired_rdna_ar",
+    **MODULES,
 }
 
 
@@ -58,7 +60,7 @@ def _defined(found: dict[str, Protocol]) -> str:
     return "it defines none; decorate a function with @protocol(...) from lab.protocol.write"
 
 
-def _run(path: Path):  # noqa: ANN202
+def _run(path: Path):
     """Run a protocol file as a module; its directory may be imported from, as for a script."""
     spec = importlib.util.spec_from_file_location(f"lab_user_{path.stem}", path.resolve())
     assert spec is not None and spec.loader is not None

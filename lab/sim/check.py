@@ -122,7 +122,8 @@ def _verdict(
         abort = abort_record(protocol, failing)
         if abort is None and failing.state.counts[m.C_TIMEOUTS]:
             abort = "a bounded wait gave up; the protocol writes no abort record"
-    kind = "wrong" if wrong else "hang" if hang else "abort" if abort else "race" if races else "ok"
+    # An aborted call leaves its output unwritten, so what is wrong then follows from the abort.
+    kind = "abort" if abort else "wrong" if wrong else "hang" if hang else "race" if races else "ok"
     line = _schedule_line(protocol, config, program, memory, failing, small)
     return Verdict(
         verdict=kind,
@@ -240,9 +241,7 @@ def abort_record(protocol: Protocol, execution: Execution) -> str | None:
     return None
 
 
-def proof(
-    program: Program, races: tuple[Race, ...], why_not: str | None, found: Exploration, memory: str
-) -> str:
+def proof(program: Program, races: tuple[Race, ...], why_not: str | None, found: Exploration, memory: str) -> str:
     """What was covered, and what a pass does not prove."""
     schedules = ", ".join(f"{count} {name}" for name, count in found.by_scheduler.items())
     stopped = f" (stopped early: {found.stopped})" if found.stopped else ""

@@ -24,7 +24,7 @@ import numpy as np
 
 from lab.protocol import tables as t
 from lab.protocol.expr import Binary, Expr, Reg
-from lab.protocol.program import Agent, Expect, Load, Op, Rmw, Span, Store, Wait, WaitStamp, WordRef
+from lab.protocol.program import Agent, Cond, Expect, Load, Op, Rmw, Span, Store, Wait, WaitStamp, WordRef
 from lab.sim import machine as m
 from lab.sim import words
 from lab.sim.races import Clocks, Execution, clocks
@@ -51,6 +51,8 @@ def _reasons(execution: Execution, guards: Clocks, racy: bool) -> Iterator[str]:
         for op in agent.ops:
             if isinstance(op, WaitStamp):
                 yield f"{agent.name} waits for packets ({op.site}), whose order is not tracked"
+            if isinstance(op, Wait) and op.cond is Cond.SUM_LE:
+                yield f"{agent.name} waits for a sum of words ({op.site}), which several orders of writes can meet"
             if isinstance(op, Expect) and racy and op.dst in used[agent.id]:
                 yield f"{agent.name} decides by a payload that races ({op.site})"
     for steps in _word_accesses(execution).values():

@@ -23,7 +23,7 @@ from lab.protocol.program import Memory, Scope
 from lab.sim import words
 
 SC, POSTED = range(2)
-MEMORY_MODELS = ("sc", "posted")
+MEMORY_MODELS = ("sc", "posted", "weak")  # which module runs each: lab.sim.engines
 # How a run ended.
 DONE, HANG, STEP_LIMIT, DIVERGED = range(4)
 # What picks the next step.
@@ -601,18 +601,21 @@ def _reset(s, st):
 
 
 @njit(cache=True, _nrt=False)
-def _timed_out(s, st, x):
-    """The entity of a parked agent that gives up, chosen at random among those with a bound; -1: none has one."""
+def _timed_out(s, st, x, early):
+    """The entity of a parked agent that gives up, chosen at random among those with a bound; -1: none has one.
+
+    `early`: others could still move, so that only a bound on polls can be reached, not one in seconds.
+    """
     agents = len(st.pc)
     count = 0
     for agent in range(agents):
-        if _may_time_out(s, st, agent):
+        if _may_time_out(s, st, agent) and not (early and s.ops[st.pc[agent], t.CLOCK] > 0):
             count += 1
     if count == 0:
         return -1
     wanted = _below(x, count)
     for agent in range(agents):
-        if _may_time_out(s, st, agent):
+        if _may_time_out(s, st, agent) and not (early and s.ops[st.pc[agent], t.CLOCK] > 0):
             if wanted == 0:
                 return agents + s.world * s.world + agent
             wanted -= 1
@@ -700,7 +703,7 @@ def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_st
             if not _may_choose(s, st, chosen):
                 return DIVERGED
         elif n == 0:
-            chosen = _timed_out(s, st, x)
+            chosen = _timed_out(s, st, x, False)
             if chosen < 0:
                 for agent in range(agents):
                     # A kernel that was never launched waits at its first operation; it does not hang anybody.
@@ -708,9 +711,9 @@ def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_st
                     if st.status[agent] != _FINISHED and launched:
                         return HANG
                 return DONE
-        elif early_timeout > 0 and _below(x, 1 << 32) < early_timeout and _timed_out(s, st, x) >= 0:
+        elif early_timeout > 0 and _below(x, 1 << 32) < early_timeout and _timed_out(s, st, x, True) >= 0:
             x = _next_random(x)  # the number that made it a timeout is small, so it cannot also say whose
-            chosen = _timed_out(s, st, x)
+            chosen = _timed_out(s, st, x, True)
         elif policy == RANDOM:
             chosen = st.enabled[_below(x, n)]
         elif policy == PCT:
@@ -757,13 +760,12 @@ def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_st
 @njit(nogil=True, cache=True, _nrt=False)
 def _runs(s, st, log, policy, seed, count, choices, change_points, early_timeout, max_steps, stop_on_wrong, totals):
     # One function that is compiled once: `run` and `batch` both call it.
-    length = np.int64(64)
+    length = len(s.ops)
     outcome = np.int64(DONE)
     for k in range(seed, seed + count):
         if policy == PCT:
             _draw_change_points(change_points, k, length)
         outcome = _run(s, st, log, policy, k, choices, change_points, early_timeout, max_steps, stop_on_wrong)
-        length = max(st.counts[C_STEPS], 1)
         wrong, aborted = st.counts[C_WRONG] > 0, st.counts[C_TIMEOUTS] > 0
         totals[T_RUNS] += 1
         totals[T_WRONG] += wrong
@@ -777,7 +779,7 @@ def _runs(s, st, log, policy, seed, count, choices, change_points, early_timeout
 
 @njit(forceinline=True, cache=True, _nrt=False)
 def _draw_change_points(points, seed, length):
-    """Change points of PCT, uniform over the length of the execution before (Burckhardt et al., ASPLOS 2010, section 3)."""
+    """Change points of PCT, uniform over the operations (Burckhardt et al., ASPLOS 2010, section 3)."""
     x = np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(99)
     for p in range(len(points)):
         x ^= x >> np.uint64(29)
@@ -819,7 +821,14 @@ def run(
 
 
 def batch(
-    s: Static, st: State, log: Log, policy: int, seed: int, count: int, early_timeout: int = 0, stop_on_wrong: bool = True
+    s: Static,
+    st: State,
+    log: Log,
+    policy: int,
+    seed: int,
+    count: int,
+    early_timeout: int = 0,
+    stop_on_wrong: bool = True,
 ) -> np.ndarray:
     """Run seeds `seed`, `seed + 1`, ... `seed + count - 1` (see `run`); returns the totals, indexed by T_*."""
     totals = new_totals()
@@ -839,3 +848,12 @@ def new_totals() -> np.ndarray:
 def new_change_points() -> np.ndarray:
     """Room for the change points of PCT at depth 3."""
     return np.zeros(_PCT_DEPTH - 1, np.int64)
+
+
+def movable(s: Static, st: State) -> list[int]:
+    """What can be chosen next, in order: what can move; where nothing can, a bounded wait that gives up."""
+    agents = len(st.pc)
+    enabled = sorted(st.enabled[: st.counts[C_ENABLED]].tolist())
+    movable = [entity for entity in enabled if entity >= agents or not _is_stale(s, st, entity)]
+    timeouts = range(agents + s.world * s.world, len(st.priority))
+    return movable or [entity for entity in timeouts if _may_choose(s, st, entity)]

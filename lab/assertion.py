@@ -1,0 +1,61 @@
+"""`lab.check` for a kernel's own tests: a protocol that must hold, or an assertion that says why it does not.
+
+    import lab
+
+    def test_my_all_reduce():
+        lab.check("my_protocol.py:my_all_reduce", world=4, calls=3, bytes=(65536, 2002))
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lab.protocol.library import load
+from lab.protocol.write import Protocol
+from lab.sim import check as sim
+from lab.sim.report import report
+from lab.sim.verdict import Verdict
+
+
+class ProtocolDefect(AssertionError):
+    """A protocol did not hold; the message is the whole report.
+
+    Attributes:
+        verdict: The verdict behind it.
+    """
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(f"\n{report(verdict)}")
+        self.verdict = verdict
+
+
+def check(
+    protocol: Protocol | str,
+    *,
+    memory: str = "sc",
+    executions: int = 1000,
+    seed: int = 0,
+    deadline: float | None = 30.0,
+    **config: Any,
+) -> Verdict:
+    """Check a protocol and return its verdict, which is ok.
+
+    Args:
+        protocol: A protocol, a name from `lab list`, or `path/to/file.py:name`.
+        memory: Memory model of the exploration.
+        executions: Executions to explore.
+        seed: Of the schedulers.
+        deadline: Seconds of exploration at most; None: no limit.
+        **config: Fields of `lab.protocol.write.Config`: world, calls, bytes, blocks, dtype, waves, scenario, options, ...
+
+    Raises:
+        ProtocolDefect: A race, a wrong result, a hang or an abort was found.
+        LabError: There is no such protocol, or it refuses the configuration.
+    """
+    found = load(protocol) if isinstance(protocol, str) else protocol
+    verdict = sim.check(
+        found, found.config(**config), memory=memory, executions=executions, seed=seed, deadline=deadline
+    )
+    if not verdict.ok:
+        raise ProtocolDefect(verdict)
+    return verdict

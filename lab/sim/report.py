@@ -1,0 +1,55 @@
+"""A verdict as text for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lab.sim.verdict import Verdict
+
+_WRONG_SHOWN, _MEANS_SHOWN, _WAITS_SHOWN = 6, 4, 12
+
+
+def report(verdict: Verdict) -> str:
+    """The whole verdict: what was checked, each race, the first failing execution, the smallest witness, and what was covered."""
+    return "\n".join(_lines(verdict))
+
+
+def headline(verdict: Verdict) -> str:
+    """One line: protocol, verdict, configuration."""
+    config = verdict.config
+    sizes = ",".join(map(str, config["bytes"]))  # type: ignore[call-overload]
+    return (
+        f"{verdict.protocol}: {verdict.verdict.upper()}   world {config['world']}, calls {config['calls']}, bytes {sizes}, "
+        f"blocks {config['blocks'] or 'own grid'}, {config['scenario']}, {verdict.memory}"
+    )
+
+
+def _lines(verdict: Verdict) -> Iterator[str]:
+    yield headline(verdict)
+    for number, race in enumerate(verdict.races, 1):
+        yield f"\nrace {number} of {len(verdict.races)} ({race.pairs} pairs of operations): {race}"
+    yield from _failing(verdict)
+    for note in verdict.notes:
+        yield f"\n{note}"
+    if verdict.witness:
+        yield f"\nsmallest witness, the {len(verdict.witness)} steps that matter:"
+        yield from (f"  {line}" for line in verdict.witness)
+    if verdict.schedule:
+        yield f"\nlab replay '{verdict.schedule}'"
+    yield f"\n{verdict.proof}"
+
+
+def _failing(verdict: Verdict) -> Iterator[str]:
+    if verdict.wrong:
+        yield f"\nwrong results in {verdict.failing} of {verdict.executions} executions; the first failing one:"
+        yield from (f"  {wrong}" for wrong in verdict.wrong[:_WRONG_SHOWN])
+        if len(verdict.wrong) > _WRONG_SHOWN:
+            yield f"  and {len(verdict.wrong) - _WRONG_SHOWN} more"
+        yield from (f"  {mean}" for mean in verdict.means[:_MEANS_SHOWN])
+    if verdict.hang:
+        yield "\nnothing can move any more:"
+        yield from (f"  {line}" for line in verdict.hang[:_WAITS_SHOWN])
+        if len(verdict.hang) > _WAITS_SHOWN:
+            yield f"  and {len(verdict.hang) - _WAITS_SHOWN} more"
+    if verdict.abort:
+        yield f"\nabort record: {verdict.abort}"
