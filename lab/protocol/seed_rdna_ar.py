@@ -6,8 +6,6 @@ peer, then its flag in the peer's flag page: row 0 after the scatter, row 1 afte
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from lab.protocol.layout import View
 from lab.protocol.write import (
     ACQ_REL,
@@ -189,6 +187,7 @@ def seed_two_shot(b: Block) -> None:
 @protocol(
     memory=staging_and_flags,
     blocks=grid,
+    abort_record=abort_record,
     options={"pace": 0},
     scenarios={"self_test": self_test},
     scenario="back_to_back",
@@ -196,35 +195,6 @@ def seed_two_shot(b: Block) -> None:
     world=4,
 )
 def seed_auto(b: Block) -> None:
-    """rdna_ar as it is served: one-shot up to 32 KiB, two-shot above; its boot self-test is the scenario `self_test`."""
+    """rdna_ar as it is served: one-shot up to 32 KiB, two-shot above. The scenario `self_test` is its boot self-test."""
     chosen = seed_one_shot if b.bytes <= ONE_SHOT_BYTES else seed_two_shot
     chosen.kernel(b)
-
-
-@dataclass(frozen=True)
-class AbortRecord:
-    """The seed's abort record, decoded: which wait of which call gave up first."""
-
-    phase: int
-    peer: int
-    kilopolls: int
-    call: int
-
-    def __str__(self) -> str:
-        waited = {
-            GRID_BARRIER: "own grid barrier",
-            SCATTER_FLAG: f"scatter flag of rank {self.peer}",
-            SECOND_GRID_BARRIER: "second own grid barrier",
-            ALLGATHER_FLAG: f"allgather flag of rank {self.peer}",
-        }.get(self.phase, "unknown wait")
-        return f"phase {self.phase} ({waited}), collective #{self.call}, {self.kilopolls} x 1024 polls"
-
-
-def decode_abort(low: int, high: int) -> AbortRecord | None:
-    """The abort record in the two words of `report` (low word first), or None when there is none.
-
-    Source: the layout of the record in `docs/seed.md`.
-    """
-    if not low & 0xFF:
-        return None
-    return AbortRecord(phase=low >> 8 & 15, peer=low >> 12 & 15, kilopolls=low >> 16, call=high)

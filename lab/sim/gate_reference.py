@@ -19,7 +19,8 @@ class Reference:
         preset: The timing preset that it belongs to.
         gate_kib: The gate in KiB; every message is of that size, in a self-test that of the third trial.
         mode: `isolated`, `back_to_back` or `self_test`.
-        trials, unit: What was counted: `calls` (wrong when any rank is), `rank-calls` or `self-tests`; 0: not said how many.
+        trials, unit: What was counted: `calls` (wrong when any rank is), `rank-calls` or `self-tests`; 0: not said
+            how many.
         fail_share: Share of trials that failed.
         wrong_share: Mean share of wrong elements of the trials that failed.
         mean_lowest: Lowest mean of an output, scaled so that 30.0 is due.

@@ -3,9 +3,9 @@
     for row in gate_rows():            # stop at any time: the rows that were yielded are complete
         print(row.gate_kib, row.mode, row.fail_share, row.mean, row.note)
 
-Three modes. `isolated`: a host barrier before and a device sync after each call, outputs poisoned with zeros: only what goes wrong
-inside a call shows. `back_to_back`: calls queued without host synchronisation: what goes wrong between calls shows too.
-`self_test`: the seed's boot self-test at the gate.
+Three modes. `isolated`: a host barrier before and a device sync after each call, outputs poisoned with zeros: only
+what goes wrong inside a call shows. `back_to_back`: calls queued without host synchronisation: what goes wrong
+between calls shows too. `self_test`: the seed's boot self-test at the gate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median
 
 from lab.errors import LabError, UnknownNameError
-from lab.protocol.seed_rdna_ar import AbortRecord, decode_abort, seed_auto
+from lab.protocol.seed_rdna_ar import seed_auto
 from lab.protocol.tables import compile_tables
 from lab.protocol.write import KIB, Protocol
 from lab.sim.gate_reference import Reference, reference
@@ -45,9 +45,11 @@ class GateRow:
         runs: Simulated runs.
         trials, unit: What is counted: `calls` (wrong when any rank is), `rank-calls`, or `self-tests`.
         fail_share: Share of trials with a wrong element or an abort.
-        mean: Typical (median) mean of a wrong output where 30.0 is due: what the self-test prints; None when none is wrong.
+        mean: Typical (median) mean of a wrong output where 30.0 is due: what the self-test prints; None when none is
+            wrong.
         mean_lowest: The lowest.
-        wrong_share: Mean share of wrong elements: of the failing calls over all ranks, else of the wrong outputs; 0 when none.
+        wrong_share: Mean share of wrong elements: of the failing calls over all ranks, else of the wrong outputs; 0
+            when none.
         aborts: Abort records of all runs.
         abort: The first one, decoded.
         time_us: Median simulated time of a call (isolated: with its host barrier and sync), in microseconds.
@@ -115,7 +117,7 @@ def gate_rows(
             count = runs if gate_kib <= LARGE_KIB else min(runs, max(3, runs // 5))
             for machine in chosen:
                 results = [simulate(prepared, machine, seed * 1_000_003 + i) for i in range(count)]
-                yield _row(machine, gate_kib, mode, results)
+                yield _row(protocol, machine, gate_kib, mode, results)
 
 
 def gate_table(
@@ -160,16 +162,20 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _row(machine: Preset, gate_kib: int, mode: str, results: list[TimedRun]) -> GateRow:
+def _row(protocol: Protocol, machine: Preset, gate_kib: int, mode: str, results: list[TimedRun]) -> GateRow:
     wrong: list[Check] = []
     shares: list[float] = []
     trials = failed = 0
-    records: list[AbortRecord] = []
+    records: list[str] = []
     for run in results:
-        aborted = {rank: record for rank in range(WORLD) if (record := _abort_record(run, rank)) is not None}
-        records += aborted.values()
+        gave_up: dict[int, int] = {}
+        for timeout in run.timeouts:
+            gave_up.setdefault(timeout.agent.rank, timeout.agent.call)
+        for rank in gave_up:
+            record = protocol.abort_record(lambda name, index, run=run, rank=rank: run.word(name, rank, index))
+            records += [f"rank {rank}: {record}"] if record else []
         # A rank that gave up leaves its output unwritten; what a self-test prints comes from the others.
-        finished = [c for c in run.checks if c.rank not in aborted or c.call < aborted[c.rank].call]
+        finished = [check for check in run.checks if check.call < gave_up.get(check.rank, check.call + 1)]
         bad = [check for check in finished if not check.ok]
         wrong += bad
         if mode == "isolated":
@@ -201,17 +207,13 @@ def _row(machine: Preset, gate_kib: int, mode: str, results: list[TimedRun]) -> 
         mean_lowest=min(means) if means else None,
         wrong_share=fmean(shares) if shares else 0.0,
         aborts=len(records),
-        abort=str(records[0]) if records else None,
+        abort=records[0] if records else None,
         time_us=median(run.time_us for run in results) / CALLS[mode],
         inexact=sum(run.inexact for run in results),
         reference=hardware,
         note="",
     )
     return GateRow(**{**row.__dict__, "note": _note(row, hardware)})
-
-
-def _abort_record(run: TimedRun, rank: int) -> AbortRecord | None:
-    return decode_abort(run.word("report", rank, 0), run.word("report", rank, 1))
 
 
 def _note(row: GateRow, hardware: Reference | None) -> str:
@@ -234,5 +236,5 @@ def _note(row: GateRow, hardware: Reference | None) -> str:
     if hardware.aborts is not None and bool(hardware.aborts) != bool(row.aborts):
         parts.append("model aborts, hardware did not" if row.aborts else "hardware aborted, the model does not")
     elif row.aborts and hardware.aborts and "phase 4" in hardware.text and "phase 4" not in (row.abort or ""):
-        parts.append("the model's abort is " + (row.abort or "").split(",")[0] + ", the reported one phase 4")
+        parts.append("the model's abort is in another phase")
     return "; ".join(parts)

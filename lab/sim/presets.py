@@ -1,19 +1,22 @@
-"""What the timing model assumes about a machine: every parameter with its unit, value and source, in one table a preset.
+"""What the timing model assumes about a machine: every parameter with its unit, value and source, a table a preset.
 
 No parameter belongs to a row of the gate table: one preset serves every size, mode and protocol.
 
 What limits the model:
 
-* One block is one thread of control. Its warps or waves do not drift apart, and one loop iteration of a block reads at one
-  instant and becomes visible at one instant.
-* A latency is a constant times a factor drawn per access (and one per block and launch). Real latencies depend on traffic,
-  clocks, refresh, TLBs and placement; only queueing on memory and links is modelled, as servers that take bytes in order.
-* Caches are not modelled: own-GPU "cached" accesses meet in L2, where a write is visible to every block at once. A read cache
-  that keeps an old line would add stale reads that this model does not have.
+* One block is one thread of control. Its warps or waves do not drift apart, and one loop iteration of a block reads
+  at one instant and becomes visible at one instant.
+* A latency is a constant times a factor drawn per access (and one per block and launch). Real latencies depend on
+  traffic, clocks, refresh, TLBs and placement; only queueing on memory and links is modelled, as servers that take
+  bytes in order.
+* Caches are not modelled: own-GPU "cached" accesses meet in L2, where a write is visible to every block at once. A
+  read cache that keeps an old line would add stale reads that this model does not have.
 * Hosts are loops of fixed steps with exponential waits; nothing else runs on the machine.
 * Blocks of one launch always fit on the GPU together, and they start in order of their index.
+* Own polls and single words take no bandwidth; only payload and stores to other GPUs queue.
 * Few of the values are measured. "derived" says from what; "assumed" means a round figure of the right size from public
-  descriptions of such hardware, not from the machine named. Take shapes and comparisons from the model, not nanoseconds.
+  descriptions of such hardware, not from the machine named. Take shapes and comparisons from the model, not
+  nanoseconds.
 """
 
 from __future__ import annotations
@@ -187,7 +190,7 @@ assert tuple(UNITS) == Costs._fields == tuple(f.name for f in fields(Preset))[2:
 
 PCIE_V620 = Preset(
     name="pcie_v620",
-    about="4 GPUs of the Radeon PRO V620's class, one rank each, over PCIe. Simulated; nothing here was measured on one.",
+    about="4 GPUs of the Radeon PRO V620's class, one rank each, over PCIe. Simulated: none of it was measured on one.",
     ranks_per_gpu=Value(1, "reported: 4x V620, tensor parallel 4"),
     step_ns=Value(10),
     barrier_ns=Value(40),
@@ -222,7 +225,7 @@ PCIE_V620 = Preset(
 
 H200 = Preset(
     name="h200",
-    about="2 GPUs of the H200's class, two ranks each, over NVLink: the setting of the two-GPU measurements. Simulated.",
+    about="2 GPUs of the H200's class, two ranks each, over NVLink. Simulated; measured rows have the same setting.",
     ranks_per_gpu=Value(2, "how the two-GPU measurements were made"),
     step_ns=Value(10),
     barrier_ns=Value(30),
@@ -258,7 +261,7 @@ H200 = Preset(
 H200_ONE_GPU = replace(
     H200,
     name="h200_one_gpu",
-    about="1 GPU of the H200's class that all four ranks share: the setting of the one-GPU measurements. Simulated.",
+    about="1 GPU of the H200's class that all four ranks share. Simulated; measured rows have the same setting.",
     ranks_per_gpu=Value(4, "how the one-GPU measurements were made"),
 )
 

@@ -3,9 +3,10 @@
     run = simulate(tables, "pcie_v620", seed=1)
     for check in run.checks: print(check.rank, check.call, check.mean, check.wrong_share)
 
-Every payload operation is run one loop iteration at a time, so that a copy that lags another block's reduce by many iterations
-does so here too. Payload has a number a cell: input version v of rank r is (r + 1) * v everywhere, so that 30.0 is due for version
-3 of four ranks, as in the seed's self-test. What a run shows is *simulated*: it is as good as the preset (`lab.sim.presets`).
+Every payload operation is run one loop iteration at a time, so that a copy that lags another block's reduce by many
+iterations does so here too. Payload has a number a cell: input version v of rank r is (r + 1) * v everywhere, so
+that 30.0 is due for version 3 of four ranks, as in the seed's self-test. What a run shows is *simulated*: it is as
+good as the preset (`lab.sim.presets`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Check:
 
     Attributes:
         rank: Whose output.
-        call: Which of this agent's expects, counted from 1 in the order of the program text: the call in the scenarios here.
+        call: Which of this agent's expects, counted from 1 in the order of the program text: the call in the
+            scenarios here.
         time_us: When, in microseconds.
         due: What every element should be.
         mean: What a self-test would print: the mean of all elements.
@@ -82,12 +84,14 @@ class TimedRun:
         checks: One an `expect` that was reached, in order of time.
         timeouts: Bounded waits that gave up, in order of time.
         words: Final value of every word, int64; see `word`.
-        hung: Agents that never ended, with the operation they stand at.
+        hung: Agents that never ended, with the operation they stand at; kernels that no host launched are not among
+            them.
         time_us: Time of the last event, in microseconds.
         events: Events that the loop handled.
-        inexact: Writes for which the queue of values under way was too short; 0 means that the model was followed exactly.
-        span_agent, span_op, span_begin, span_end: With `record`: one an operation that ended, times in nanoseconds; `span_op`
-            is the position in the agent's listing.
+        inexact: Writes for which the queue of values under way was too short; 0 means that the model was followed
+            exactly.
+        span_agent, span_op, span_begin, span_end: With `record`: one an operation that ended, times in nanoseconds;
+            `span_op` is the position in the agent's listing.
         spans_lost: Operations that `record` had no room for.
     """
 
@@ -316,7 +320,10 @@ def _result(prepared: Plan, chosen: Preset, seed: int, s: loop.Arrays) -> TimedR
         for agent, pc, time in s.timeouts[: s.count[loop.TIMEOUTS]]
     )
     loop.settle_all(s.word, s.queue)
-    hung = tuple((agents[a], int(reached[a] - first[a])) for a in np.nonzero(reached < tables.agent_end)[0])
+    never_launched = (s.ops[reached.clip(max=len(s.ops) - 1), loop.ROLE] == loop.LAUNCH) & (reached == first)
+    hung = tuple(
+        (agents[a], int(reached[a] - first[a])) for a in np.nonzero((reached < tables.agent_end) & ~never_launched)[0]
+    )
     spans = int(s.count[loop.SPANS])
     span_agent = s.span_op[:spans, 0].copy()
     return TimedRun(

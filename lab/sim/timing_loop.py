@@ -1,14 +1,15 @@
 """The discrete-event loop of the timing model. `lab.sim.timing` prepares its arrays and reads its results.
 
-Each agent has at most one event in a heap: the instant at which its next operation *samples* memory. Latency before that
-instant is the way to the memory, latency after it the way back. A write is recorded at an event and becomes visible at or after
-it; events are popped in order of time, so whatever a read at time t may see is known when its event is popped.
+Each agent has at most one event in a heap: the instant at which its next operation *samples* memory. Latency before
+that instant is the way to the memory, latency after it the way back. A write is recorded at an event and becomes
+visible at or after it; events are popped in order of time, so whatever a read at time t may see is known when its
+event is popped.
 
-A location holds its settled value and a queue of values that will become visible, ordered by time. An agent sees its own
-values at once. A queue that would overflow settles its oldest value early and is counted in `INEXACT`.
+A location holds its settled value and a queue of values that will become visible, ordered by time. An agent sees its
+own values at once. A queue that would overflow settles its oldest value early and is counted in `INEXACT`.
 
-All times are nanoseconds from the start of the run, as float64. State lies in few arrays with named columns: numba passes every
-array of a call by value, so that many small arrays cost more than the work.
+All times are nanoseconds from the start of the run, as float64. State lies in few arrays with named columns: numba
+passes every array of a call by value, so that many small arrays cost more than the work.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from lab.protocol.tables import COLUMNS
 from lab.sim.presets import Costs
 from lab.sim.words import SUM_LE, met, operand, rmw, signed
 
-# `ops` has the columns of `Tables.ops` and four more: what is special about an operation, its poll bound and its bound in
-# microseconds (-1: none), and its row of `values`.
+# `ops` has the columns of `Tables.ops` and four more: what is special about an operation, its poll bound and its
+# bound in microseconds (-1: none), and its row of `values`.
 ROLE, BOUND, LIMIT, NUMBER = range(COLUMNS, COLUMNS + 4)
 OP_COLUMNS = COLUMNS + 4
 PLAIN, LAUNCH, PREVIOUS, KERNEL_END, HOST, HOST_LAUNCH = range(6)
@@ -590,8 +591,8 @@ def _stores(
 @njit(cache=True, nogil=True, _nrt=False)
 def run(
     ops, exprs, postfix, addresses, moves, sources, items, iterations, place_of_cell, values,
-    agent, clock, registers, word, queue, cells, held, cell_waiter, gaps, heap, count, machine, random, checks, timeouts,
-    span_op, span_time, p, itemsize, max_events,
+    agent, clock, registers, word, queue, cells, held, cell_waiter, gaps, heap, count, machine, random, checks,
+    timeouts, span_op, span_time, p, itemsize, max_events,
 ):  # fmt: skip
     """Run until nothing is left to happen, or `max_events`. Returns whether it ended by itself."""
     while count[HEAP] > 0:
