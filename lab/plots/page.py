@@ -6,7 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.gates import gate_tables
+from lab.gates import H200_ONE_GPU, gate_tables
 from lab.plots.lanes import arrange
 from lab.plots.style import css_colours, inline_svg
 from lab.plots.timeline import save, timeline
@@ -44,9 +44,9 @@ def _pictures(report: Report) -> dict[str, Figure]:
     """Figures that the page shares with a PNG of the same name."""
     if not report.rows:
         return {}
-    from lab.plots.gate_curve import gate_curve
+    from lab.plots.gates import gate_figure
 
-    return {"gates": gate_curve(report.rows)}
+    return {"gates": gate_figure([row for row in report.rows if row.preset != H200_ONE_GPU])}
 
 
 def _context(report: Report, pictures: dict[str, Figure], seed: int) -> dict[str, Any]:

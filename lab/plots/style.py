@@ -42,6 +42,7 @@ PHASES = (
     Ink("phase-8", "#d3d8de", "#474e58"),
 )
 INKS = (GROUND, TEXT, FAINT_TEXT, LINE, SHADE, FLAG, FAINT_FLAG, RED, RED_GROUND, GREEN, BLUE, *PHASES)
+_NEUTRAL = {"#000000": TEXT, "#262626": TEXT, "#cccccc": LINE}  # what matplotlib and seaborn use where nothing is said
 FONTS = ["DejaVu Sans", "Verdana", "Segoe UI", "Helvetica", "Arial", "sans-serif"]
 
 
@@ -75,8 +76,8 @@ def inline_svg(figure: Figure, name: str, label: str) -> str:
     text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)
     text = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', text)
     text = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", text)
-    for ink in INKS:
-        text = text.replace(ink.light, f"var(--{ink.name})")
+    for colour, ink in (*((ink.light, ink) for ink in INKS), *_NEUTRAL.items()):
+        text = text.replace(colour, f"var(--{ink.name})")
     head, body = text.split(">", 1)
     box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', head)
     assert box is not None
