@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from lab.kernels import self_test
 from lab.kernels.communicator import _describe
@@ -30,11 +31,13 @@ LIMIT = 32 << 20
 
 
 def make_ranks(world, devices, kernels, limit=LIMIT):
+    alone = len(set(devices[:world])) == world
     vendor, architecture = _describe(torch.device("cuda", 0))
     small = min(limit, 4 << 20)
     layout = Layout(world, max_bytes=limit, one_shot_bytes=small, packet_bytes=small)
     ranks = [
-        Rank(vendor, architecture, devices[r], r, layout, timeout=10, grace=10, kernels=kernels) for r in range(world)
+        Rank(vendor, architecture, devices[r], r, layout, timeout=10, grace=10, overlap=alone, kernels=kernels)
+        for r in range(world)
     ]
     connect_in_process(ranks)
     return ranks
@@ -225,6 +228,27 @@ def sweep(world, devices, sizes, isolated=100, queued=64, trials=5):
     return rows
 
 
+def _small(rank, port):
+    """Two processes, one GPU each: what a sanitizer that lets one kernel of a process run at a time can follow."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.cuda.set_device(rank)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    vendor, architecture = _describe(torch.device("cuda", rank))
+    layout = Layout(2, 1 << 14, 1 << 14, 1 << 14)
+    end = Rank(vendor, architecture, rank, rank, layout, timeout=120, grace=60)
+    shared = [None, None]
+    dist.all_gather_object(shared, end.share())
+    end.connect(shared)
+    outcome = self_test.run(
+        [end], our_plans(layout, 8), max_bytes=1 << 14, rounds=1, calls=18, replays=0, barrier=dist.barrier
+    )
+    print(f"rank {rank}: {outcome}", flush=True)
+    torch.cuda.synchronize()
+    dist.barrier()
+    end.close()
+    dist.destroy_process_group()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=100_000)
@@ -234,6 +258,9 @@ def main():
     parser.add_argument("--parts", nargs="+", default=["stress", "refused", "sweep"])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
+    if arguments.parts == ["small"]:
+        torch.multiprocessing.spawn(_small, args=(29533,), nprocs=2)
+        return
     gpus = [n for n in arguments.gpus if n <= torch.cuda.device_count()]
     report = {
         "machine": f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}, {platform.system()}",

@@ -4,11 +4,15 @@ One process per GPU. Every candidate runs in the same session: a graph of severa
 of the slower rank, divided by the calls.
 """
 
+import os
+
+# Ranks on one GPU need a hardware queue each; CUDA reads this when it starts.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
 import argparse
 import datetime
 import itertools
 import json
-import os
 import platform
 import statistics
 import sys
@@ -19,9 +23,9 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm
 
 from lab.kernels.communicator import _describe
-from lab.kernels.rank import Rank
+from lab.kernels.rank import Rank, connect_in_process
 from lab.kernels.staging import Layout
-from lab.kernels.strategy import Band, launch_shape
+from lab.kernels.strategy import Band, default, launch_shape
 
 LIMIT = 64 << 20
 SIZES = [1 << 10 << i for i in range(17)]
@@ -91,27 +95,41 @@ def peers(world):
 
 
 def candidates(nbytes, layout, tune):
-    """Launches of ours to try for a size: (label, Plan)."""
+    """Launches of ours to try for a size, as keys."""
     found = {}
     for algorithm in ("low_latency", "one_shot", "two_shot"):
         if nbytes > layout.capacity(algorithm):
             continue
         for threads in (64, 128, 256, 512) if tune else (256, 512):
-            for blocks in (8, 16, 32, 64, 96, 132, 264) if tune else (64, 132):
-                for vectors in (1, 2, 4):
-                    plan = launch_shape(Band(1 << 62, algorithm, threads, blocks, vectors), nbytes, layout.world, 256)
-                    found.setdefault((plan.algorithm, plan.blocks, plan.threads), plan)
-    return list(found.values())
+            for blocks in (16, 64, 132, 264, 512) if tune else (132, 264):
+                for vectors in (1, 2):
+                    plan = launch_shape(Band(1 << 62, algorithm, threads, blocks, vectors), nbytes, layout.world, 512)
+                    found[plan] = 0
+    return found
+
+
+def refcheck(end, plan, source, target):
+    """The measured launch against NCCL: with two ranks both round the one fp32 sum once, so the bits agree."""
+    want = source.clone()
+    dist.all_reduce(want)
+    target.fill_(float("nan"))
+    end.launch(
+        plan, "bf16", source.data_ptr(), target.data_ptr(), source.numel(), torch.cuda.current_stream().cuda_stream
+    )
+    torch.cuda.synchronize()
+    assert torch.equal(target, want) if end.layout.world == 2 else torch.allclose(target, want, rtol=0.02, atol=0.02)
 
 
 def measure(rank, world, arguments):
     vendor, architecture = _describe(torch.device("cuda", rank))
     layout = Layout(world, LIMIT, LIMIT if world == 2 else 4 << 20, LIMIT if world == 2 else 4 << 20)
-    end = Rank(vendor, architecture, rank, rank, layout, timeout=20, grace=10)
+    end = Rank(vendor, architecture, rank, rank, layout, timeout=20, grace=10, overlap=arguments.overlap)
     shared = [None] * world
     dist.all_gather_object(shared, end.share())
     end.connect(shared)
     dist.barrier()
+    strategy = default(architecture, world)
+    resident = torch.cuda.get_device_properties(rank).multi_processor_count * end.blocks_per_multiprocessor()
     source = torch.randn(LIMIT // 2, device="cuda").bfloat16()
     target = torch.empty_like(source)
     others = peers(world) if arguments.peers else {}
@@ -120,27 +138,82 @@ def measure(rank, world, arguments):
         row = {"bytes": nbytes, "peers": {}, "ours": {}}
         for name, make in others.items():
             row["peers"][name] = time_calls(make(nbytes), nbytes)
-        for plan in candidates(nbytes, layout, arguments.tune):
+        for plan in {strategy.plan(nbytes, layout, resident): 0, **candidates(nbytes, layout, arguments.tune)}:
 
             def call(stream, plan=plan, count=nbytes // 2):
                 end.launch(plan, "bf16", source.data_ptr(), target.data_ptr(), count, stream)
 
             label = f"{plan.algorithm} {plan.blocks}x{plan.threads}"
             row["ours"][label] = time_calls(call, nbytes, quick=arguments.tune)
-        best = min(row["ours"], key=row["ours"].get)
-        row |= {"best": best, "us": row["ours"][best]}
+        plan = strategy.plan(nbytes, layout, resident)
+        refcheck(end, plan, source[: nbytes // 2], target[: nbytes // 2])
+        chosen = f"{plan.algorithm} {plan.blocks}x{plan.threads}"
+        row |= {"auto": chosen, "us": row["ours"][chosen], "fastest": min(row["ours"], key=row["ours"].get)}
         for algorithm in ("low_latency", "one_shot", "two_shot"):
             own = {k: v for k, v in row["ours"].items() if k.startswith(algorithm)}
             if own:
                 label = min(own, key=own.get)
                 row[f"best {algorithm}"] = f"{label.split()[1]} {own[label]}"
-        if row["peers"]:
-            row["ratio to best peer"] = round(row["us"] / min(row["peers"].values()), 3)
+        for name, microseconds in row["peers"].items():
+            row.setdefault("ratios", {})[name] = round(row["us"] / microseconds, 3)
         rows.append(row)
         if rank == 0:
             print({key: value for key, value in row.items() if key != "ours"}, flush=True)
     assert not end.waits(), end.waits()
     return rows
+
+
+def measure_sharing(world, arguments):
+    """`world` ranks on one GPU: contention for its multiprocessors and memory, and no link."""
+    vendor, architecture = _describe(torch.device("cuda", 0))
+    layout = Layout(world, LIMIT, 1 << 20, 1 << 20)
+    ranks = [Rank(vendor, architecture, 0, r, layout, timeout=20, grace=10) for r in range(world)]
+    connect_in_process(ranks)
+    resident = torch.cuda.get_device_properties(0).multi_processor_count // world
+    sources = [torch.randn(LIMIT // 8, device="cuda").bfloat16() for _ in ranks]
+    targets = [torch.empty_like(source) for source in sources]
+    streams = [torch.cuda.Stream() for _ in ranks]
+    rows = []
+    for nbytes in [size for size in arguments.sizes if size <= LIMIT // 4]:
+        row = {"bytes": nbytes, "ours": {}}
+        for algorithm in ("low_latency", "one_shot", "two_shot"):
+            if nbytes > layout.capacity(algorithm):
+                continue
+            plan = launch_shape(Band(1 << 62, algorithm, 256, 512), nbytes, world, resident)
+            graphs = []
+            for rank, source, target, stream in zip(ranks, sources, targets, streams, strict=True):
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                    for _ in range(20):
+                        rank.launch(plan, "bf16", source.data_ptr(), target.data_ptr(), nbytes // 2, stream.cuda_stream)
+                graphs.append(graph)
+            events = [torch.cuda.Event(enable_timing=True) for _ in range(31)]
+            for event in events:
+                for graph, stream in zip(graphs, streams, strict=True):
+                    with torch.cuda.stream(stream):
+                        graph.replay()
+                event.record(streams[0])
+            torch.cuda.synchronize()
+            times = [before.elapsed_time(after) for before, after in itertools.pairwise(events)]
+            row["ours"][f"{algorithm} {plan.blocks}x{plan.threads}"] = round(statistics.median(times) * 50, 2)
+        print(row, flush=True)
+        rows.append(row)
+    assert not any(rank.waits() for rank in ranks)
+    save(rows, arguments, f"speed_1_gpu_{world}_ranks.json")
+
+
+def save(rows, arguments, name):
+    report = {
+        "machine": f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}, {platform.system()}",
+        "date": datetime.date.today().isoformat(),
+        "command": "python experiments/how_fast_are_the_kernels/run.py " + " ".join(sys.argv[1:]),
+        "torch": torch.__version__,
+        "NCCL": ".".join(map(str, torch.cuda.nccl.version())),
+        "unit": "microseconds per call, bf16, inside a CUDA graph",
+        "rows": rows,
+    }
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / name).write_text(json.dumps(report, indent=1) + "\n")
 
 
 def process(rank, world, arguments):
@@ -149,28 +222,25 @@ def process(rank, world, arguments):
     dist.init_process_group("cpu:gloo,cuda:nccl", device_id=torch.device("cuda", rank))
     rows = measure(rank, world, arguments)
     if rank == 0:
-        report = {
-            "machine": f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}, {platform.system()}",
-            "date": datetime.date.today().isoformat(),
-            "command": "python experiments/how_fast_are_the_kernels/run.py " + " ".join(sys.argv[1:]),
-            "torch": torch.__version__,
-            "NCCL": ".".join(map(str, torch.cuda.nccl.version())),
-            "unit": "microseconds per call, bf16, inside a CUDA graph",
-            "rows": rows,
-        }
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / f"speed_{world}_gpus.json").write_text(json.dumps(report, indent=1) + "\n")
+        save(rows, arguments, f"speed_{world}_gpus.json")
     dist.barrier()
-    dist.destroy_process_group()
+    torch.cuda.synchronize()
+    sys.stdout.flush()
+    os._exit(0)  # torch's pool of registered memory outlives NCCL's communicator and would abort in its destructor
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--tune", action="store_true", help="try many launch shapes")
+    parser.add_argument("--share", type=int, default=0, metavar="RANKS", help="put RANKS ranks on one GPU instead")
+    parser.add_argument("--no-overlap", dest="overlap", action="store_false", help="launch only after the predecessor")
     parser.add_argument("--no-peers", dest="peers", action="store_false")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
+    if arguments.share:
+        measure_sharing(arguments.share, arguments)
+        return
     world = torch.cuda.device_count()
     torch.multiprocessing.spawn(process, args=(world, arguments), nprocs=world)
 

@@ -22,13 +22,33 @@ cdef extern from *:
     """
     typedef struct { char bytes[64]; } LabIpcHandle;   /* cudaIpcMemHandle_t, hipIpcMemHandle_t: by value */
     typedef struct { unsigned x, y, z; } LabDim3;
+    typedef struct { int id; char pad[4]; union { char bytes[64]; int number; } value; } LabLaunchAttribute;
+    typedef struct {                                   /* cudaLaunchConfig_t */
+        LabDim3 grid, block;
+        size_t shared;
+        void* stream;
+        LabLaunchAttribute* attributes;
+        unsigned count;
+    } LabLaunchConfig;
     """
-    ctypedef struct LabIpcHandle:
-        char bytes[64]
     ctypedef struct LabDim3:
         unsigned x
         unsigned y
         unsigned z
+    ctypedef union LabAttributeValue:
+        int number
+    ctypedef struct LabLaunchAttribute:
+        int id
+        LabAttributeValue value
+    ctypedef struct LabLaunchConfig:
+        LabDim3 grid
+        LabDim3 block
+        size_t shared
+        void* stream
+        LabLaunchAttribute* attributes
+        unsigned count
+    ctypedef struct LabIpcHandle:
+        char bytes[64]
 
 
 class GpuError(Exception):
@@ -102,7 +122,8 @@ ctypedef const char* (*error_string_t)(int) noexcept nogil
 ctypedef int (*library_load_t)(void**, const void*, void*, void*, unsigned, void*, void*, unsigned) noexcept nogil
 ctypedef int (*library_kernel_t)(void**, void*, const char*) noexcept nogil
 ctypedef int (*attributes_t)(void*, const void*) noexcept nogil
-ctypedef int (*cuda_launch_t)(const void*, LabDim3, LabDim3, void**, size_t, void*) noexcept nogil
+ctypedef int (*cuda_launch_t)(const LabLaunchConfig*, const void*, void**) noexcept nogil
+ctypedef int (*occupancy_t)(int*, const void*, int, size_t) noexcept nogil
 ctypedef int (*module_load_t)(void**, const void*) noexcept nogil
 ctypedef int (*hip_launch_t)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*,
                              void**, void**) noexcept nogil
@@ -111,6 +132,7 @@ DEF IPC_LAZY_PEER_ACCESS = 1
 DEF HOST_MAPPED = 2
 DEF HOST_PORTABLE = 1
 DEF HIP_UNCACHED = 3
+DEF PROGRAMMATIC_STREAM_SERIALIZATION = 6  # cudaLaunchAttributeID
 
 
 cdef class Gpu:
@@ -148,7 +170,7 @@ cdef class Gpu:
         if self.driver == NULL:
             raise GpuError(f"none of {', '.join(driver_names)} can be loaded")
         if vendor == "nvidia":
-            self.cuda_launch = <cuda_launch_t>_symbol(self.handle, "cudaLaunchKernel")
+            self.cuda_launch = <cuda_launch_t>_symbol(self.handle, "cudaLaunchKernelExC")
         else:
             self.hip_launch = <hip_launch_t>_symbol(self.handle, "hipModuleLaunchKernel")
 
@@ -278,18 +300,33 @@ cdef class Gpu:
                        f"ModuleGetFunction({name})")
         return <uintptr_t>function
 
+    def blocks_per_multiprocessor(self, uintptr_t kernel, int threads):
+        """How many blocks of `threads` of this kernel one multiprocessor holds at a time."""
+        cdef int blocks = 0
+        name = "OccupancyMaxActiveBlocksPerMultiprocessor"
+        if self.vendor == "amd":
+            name = "Module" + name
+        self.check((<occupancy_t>self.named(name))(&blocks, <const void*>kernel, threads, 0), name)
+        return blocks
+
     def launch(self, uintptr_t kernel, unsigned blocks, unsigned threads, const unsigned char[::1] argument,
-               uintptr_t stream):
-        """Launch with one by-value argument on a stream of the current device. Captured when the stream is."""
+               uintptr_t stream, bint overlap):
+        """Launch with one by-value argument on a stream of the current device. Captured when the stream is.
+
+        `overlap` lets the launch be placed before its predecessor has ended (NVIDIA): see start_after_predecessor.
+        """
         cdef void* arguments[1]
         arguments[0] = <void*>&argument[0]
-        cdef LabDim3 grid
-        cdef LabDim3 block
+        cdef LabLaunchAttribute attribute
+        cdef LabLaunchConfig config
         cdef int code
         if self.vendor == "nvidia":
-            grid.x, grid.y, grid.z = blocks, 1, 1
-            block.x, block.y, block.z = threads, 1, 1
-            code = self.cuda_launch(<const void*>kernel, grid, block, arguments, 0, <void*>stream)
+            config.grid.x, config.grid.y, config.grid.z = blocks, 1, 1
+            config.block.x, config.block.y, config.block.z = threads, 1, 1
+            config.shared, config.stream = 0, <void*>stream
+            attribute.id, attribute.value.number = PROGRAMMATIC_STREAM_SERIALIZATION, 1
+            config.attributes, config.count = &attribute, overlap
+            code = self.cuda_launch(&config, <const void*>kernel, arguments)
         else:
             code = self.hip_launch(<void*>kernel, blocks, 1, 1, threads, 1, 1, 0, <void*>stream, arguments, NULL)
         if code != 0:

@@ -80,8 +80,8 @@ class AllReduce:
             timeout: seconds after which a wait for a peer counts as late.
             grace: further seconds after which the peer counts as lost and the call is given up.
             rounding: of 16-bit results, one of build.ROUNDINGS.
-            blocks: blocks of a rank that surely run at once; the number of multiprocessors when None. Give less
-                when other ranks share the GPU.
+            blocks: blocks of 512 threads that surely run at once, for a GPU that other ranks share. None: this rank has
+                the GPU to itself, and its launches may be placed early (see Rank's overlap).
             test: run the self-test before the first use.
             marker: file to write, with the reason, when a peer is lost.
             cache: folder of compiled files.
@@ -114,22 +114,25 @@ class AllReduce:
                 self.strategy = named
             small = max_bytes if self.world == 2 else min(max_bytes, 1 << 20)
             self.layout = Layout(self.world, max_bytes, one_shot_bytes=small, packet_bytes=small)
-            sms = torch.cuda.get_device_properties(self.device).multi_processor_count
-            self.blocks = min(blocks or sms, MAX_BLOCKS)
-            agreed = json.dumps([asdict(self.strategy), asdict(self.layout), self.blocks, self.architecture, rounding])
+            agreed = json.dumps([asdict(self.strategy), asdict(self.layout), blocks, self.architecture, rounding])
             return hashlib.sha256(agreed.encode()).hexdigest()
 
         def allocate() -> Any:
             self._rank = Rank(
                 self.vendor, self.architecture, self.device.index, self.rank, self.layout,
-                timeout=timeout, grace=grace, rounding=rounding, cache=cache,
+                timeout=timeout, grace=grace, overlap=blocks is None, rounding=rounding, cache=cache,
             )  # fmt: skip
-            return self._rank.share()
+            sms = torch.cuda.get_device_properties(self.device).multi_processor_count
+            self.blocks = min(blocks or sms * self._rank.blocks_per_multiprocessor(), MAX_BLOCKS)
+            return self._rank.share(), self.blocks
 
-        if len(set(self._step("plan", plan))) > 1 and not self.disabled:
+        digests = self._step("plan", plan)
+        if not self.disabled and len(set(digests)) > 1:
             self._disable("plan", "ranks disagree on strategy, sizes, architecture or rounding")
         shared = self._step("allocate", allocate)
-        self._step("connect", lambda: self._rank.connect(shared))
+        if not self.disabled and len({held for _, held in shared}) > 1:
+            self._disable("allocate", "ranks hold different numbers of blocks at a time")
+        self._step("connect", lambda: self._rank.connect([where for where, _ in shared]))
         if test:
             self._step("self-test", self._self_test)
 

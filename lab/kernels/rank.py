@@ -51,6 +51,7 @@ class Rank:
         *,
         timeout: float = 5.0,
         grace: float = 5.0,
+        overlap: bool = False,
         rounding: str = "RNE",
         kernels: Sequence[str] = KERNELS,
         source: Path = HIP,
@@ -66,6 +67,9 @@ class Rank:
             layout: the same on every rank.
             timeout: seconds after which a wait counts as late.
             grace: further seconds after which it counts as lost and the call is given up.
+            overlap: let a launch be placed while its predecessor in the stream still runs (NVIDIA); it touches
+                memory only after that has ended. For a GPU of which this is the only rank: a launch placed early
+                takes room that another rank's launch may need.
             rounding: of 16-bit results.
             kernels: file stems to load.
             source: folder of the device code.
@@ -74,7 +78,7 @@ class Rank:
         Raises:
             LabError: no runtime or compiler; _runtime.GpuError: a runtime call failed.
         """
-        self.layout, self.rank, self.device = layout, rank, device
+        self.layout, self.rank, self.device, self.overlap = layout, rank, device, overlap
         self.gpu = gpu(vendor, cache)
         self._opened: list[int] = []
         self._freed = False
@@ -101,6 +105,11 @@ class Rank:
         )
         self._call.place(layout)
         self.reset()
+
+    def blocks_per_multiprocessor(self, threads: int = 512) -> int:
+        """How many blocks of the most demanding kernel one multiprocessor holds at a time."""
+        self.gpu.set_device(self.device)
+        return min(self.gpu.blocks_per_multiprocessor(kernel, threads) for kernel in self._kernels.values())
 
     def share(self) -> Shared:
         """What another process needs to reach the workspace."""
@@ -162,7 +171,8 @@ class Rank:
         call.input, call.output, call.count = source, target, count
         call.blocks, call.threads = plan.blocks, plan.threads
         call.aligned = source % VECTOR == 0 and target % VECTOR == 0
-        self.gpu.launch(self._kernels[plan.algorithm, dtype], plan.blocks, plan.threads, bytes(call), stream)
+        kernel = self._kernels[plan.algorithm, dtype]
+        self.gpu.launch(kernel, plan.blocks, plan.threads, bytes(call), stream, self.overlap)
 
     def waits(self) -> list[Wait]:
         """The late and the lost wait that kernels have reported so far. Reads host memory only."""

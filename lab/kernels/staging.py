@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from lab.errors import LabError
 
 MAX_RANKS = 8
-MAX_BLOCKS = 256
+MAX_BLOCKS = 512
 VECTOR = 16  # bytes
 FLAG_BYTES = 2 * MAX_BLOCKS * MAX_RANKS * 8
 SENTINEL = 0xFF  # every byte of an empty packet slot

@@ -44,27 +44,28 @@ class Strategy:
             if band.threads % 32 or not 32 <= band.threads <= 512:
                 raise LabError("threads of a band", value=band.threads, hint="use a multiple of 32 up to 512")
 
-    def plan(self, nbytes: int, layout: Layout, max_blocks: int) -> Plan | None:
+    def plan(self, nbytes: int, layout: Layout, resident: int) -> Plan | None:
         """The launch for a message, or None when it is too large for its band and for every later one.
 
         Args:
             nbytes: message size in bytes, of any alignment.
             layout: what the workspace can hold.
-            max_blocks: blocks of a rank that are certain to run at the same time.
+            resident: blocks of 512 threads of this rank that are certain to run at the same time.
         """
         for band in self.bands:
             if nbytes <= min(band.max_bytes, layout.capacity(band.algorithm)):
-                return launch_shape(band, nbytes, layout.world, max_blocks)
+                return launch_shape(band, nbytes, layout.world, resident)
         return None
 
 
-def launch_shape(band: Band, nbytes: int, world: int, max_blocks: int) -> Plan:
+def launch_shape(band: Band, nbytes: int, world: int, resident: int) -> Plan:
     """Blocks for the vectors that one rank handles in a phase: the message, or its part in two_shot."""
     vectors = -(-nbytes // VECTOR)
     if band.algorithm == "two_shot":
         vectors = -(-vectors // world)
     wanted = -(-vectors // (band.threads * band.vectors))
-    return Plan(band.algorithm, max(1, min(wanted, band.max_blocks, max_blocks, MAX_BLOCKS)), band.threads)
+    limit = min(band.max_blocks, resident * 512 // band.threads, MAX_BLOCKS)
+    return Plan(band.algorithm, max(1, min(wanted, limit)), band.threads)
 
 
 def fixed(algorithm: str, threads: int = 512) -> Strategy:
@@ -86,8 +87,18 @@ def traffic_rule(world: int, low_latency_max: int = 256 << 10) -> Strategy:
     return Strategy(bands, source="traffic rule, not measured")
 
 
-# (architecture, world) -> measured table
-MEASURED: dict[tuple[str, int], Strategy] = {}
+# (architecture, world) -> measured table. One-shot's traffic equals two-shot's with two ranks, so low_latency, which
+# never waits for a fence, wins at every size there.
+MEASURED: dict[tuple[str, int], Strategy] = {
+    ("sm_90", 2): Strategy(
+        (
+            Band(1 << 20, "low_latency", 128, 512),
+            Band(1 << 62, "low_latency", 256, 512),
+            Band((1 << 62) + 1, "two_shot", 512, 264),
+        ),
+        source="2 x H200 on NVLink, experiments/how_fast_are_the_kernels, 2026-11-30",
+    ),
+}
 
 
 def default(architecture: str, world: int) -> Strategy:

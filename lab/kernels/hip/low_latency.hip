@@ -13,82 +13,57 @@ namespace lab {
 
 constexpr u32 sentinel = 0xffffffffu;
 constexpr u32 other_nan = 0x7fff7fffu; // what an input word equal to the sentinel is sent as
-constexpr u32 batch = world_size == 2 ? 4 : world_size <= 4 ? 2 : 1;
+constexpr u32 ahead = 1; // vectors that a thread pushes before it waits for one: keeps the link busy
 
 LAB_DEVICE bool arrived(const Vec16& v) {
     return v.word[0] != sentinel && v.word[1] != sentinel && v.word[2] != sentinel && v.word[3] != sentinel;
 }
 
-/// N vectors of one thread: v, v + stride, ... all of them inside the message.
-template <u32 N>
-LAB_DEVICE void push(const Call& call, const Turn& turn, const Vec16 (&mine)[N], u32 v, u32 stride) {
+/// Vector v of my input to my slot on every peer.
+template <typename T>
+LAB_DEVICE void push(const Call& call, const Turn& turn, u32 v, Vec16 packet) {
 #pragma unroll
-    for (u32 b = 0; b < N; ++b) {
-        Vec16 packet = mine[b];
+    for (u32 w = 0; w < 4; ++w) packet.word[w] = packet.word[w] == sentinel ? other_nan : packet.word[w];
 #pragma unroll
-        for (u32 w = 0; w < 4; ++w) packet.word[w] = packet.word[w] == sentinel ? other_nan : packet.word[w];
-#pragma unroll
-        for (u32 k = 1; k < world_size; ++k)
-            store_bypass(packet_slot(call, peer_after(call, k), turn.parity, call.rank), v + b * stride,
-                         packet);
-    }
+    for (u32 k = 1; k < world_size; ++k)
+        store_bypass(packet_slot(call, peer_after(call, k), turn.parity, call.rank), v, packet);
 }
 
-/// Take every peer's N vectors from my slots, give the slots back, sum, store. False when a peer is lost.
-template <typename T, Rounding R, u32 N>
-LAB_DEVICE bool receive_and_sum(const Call& call, const Turn& turn, const Vec16 (&mine)[N], u32 v,
-                                u32 stride) {
+/// Take every peer's vector v from my slots, give the slots back, sum, store. False when a peer is lost.
+template <typename T, Rounding R>
+LAB_DEVICE bool receive_and_sum(const Call& call, const Turn& turn, u32 v) {
     Vec16* slots = packet_slot(call, call.rank, turn.parity, 0);
     const u32 slot = u32(call.packets_stride / sizeof(Vec16));
-    Vec16 terms[N][world_size] = {};
+    const Vec16 mine = load_input<T>(call, v);
+    Vec16 terms[world_size] = {};
 
-    // A round polls everything at once, so that all loads are in flight together.
+    // A round polls all peers at once, so that the loads are in flight together.
     const auto ready = [&] {
         bool all = true;
 #pragma unroll
-        for (u32 b = 0; b < N; ++b)
+        for (u32 s = 0; s < world_size; ++s)
+            if (s != call.rank) terms[s] = load_polled_bypass(slots, s * slot + v);
 #pragma unroll
-            for (u32 s = 0; s < world_size; ++s)
-                if (s != call.rank) terms[b][s] = load_polled_bypass(slots, s * slot + v + b * stride);
-#pragma unroll
-        for (u32 b = 0; b < N; ++b)
-#pragma unroll
-            for (u32 s = 0; s < world_size; ++s) all &= arrived(terms[b][s]);
+        for (u32 s = 0; s < world_size; ++s) all &= arrived(terms[s]);
         return all;
     };
     const auto missing = [&] {
 #pragma unroll 1
-        for (u32 b = 0; b < N; ++b)
-#pragma unroll 1
-            for (u32 s = 0; s < world_size; ++s)
-                if (s != call.rank && !arrived(load_polled_bypass(slots, s * slot + v + b * stride)))
-                    return Missing{s, sentinel};
+        for (u32 s = 0; s < world_size; ++s)
+            if (s != call.rank && !arrived(load_polled_bypass(slots, s * slot + v)))
+                return Missing{s, sentinel};
         return Missing{call.rank, sentinel};
     };
     if (!wait_bounded(call, turn, Algorithm::low_latency, Phase::packet, ready, missing)) return false;
 
+    const Vec16 empty = {{sentinel, sentinel, sentinel, sentinel}};
 #pragma unroll
-    for (u32 b = 0; b < N; ++b) {
-        const Vec16 empty = {{sentinel, sentinel, sentinel, sentinel}};
+    for (u32 k = 1; k < world_size; ++k) store_bypass(slots, peer_after(call, k) * slot + v, empty);
+    Vec16 row[world_size];
 #pragma unroll
-        for (u32 k = 1; k < world_size; ++k)
-            store_bypass(slots, peer_after(call, k) * slot + v + b * stride, empty);
-        Vec16 row[world_size];
-#pragma unroll
-        for (u32 s = 0; s < world_size; ++s) row[s] = s == call.rank ? mine[b] : terms[b][s];
-        const Vec16 sum = sum_in_rank_order<T, R>(call, row, v + b * stride, turn.epoch);
-        store_output<T>(call, v + b * stride, sum);
-    }
+    for (u32 s = 0; s < world_size; ++s) row[s] = s == call.rank ? mine : terms[s];
+    store_output<T>(call, v, sum_in_rank_order<T, R>(call, row, v, turn.epoch));
     return true;
-}
-
-template <typename T, Rounding R, u32 N>
-LAB_DEVICE bool push_receive_and_sum(const Call& call, const Turn& turn, u32 v, u32 stride) {
-    Vec16 mine[N];
-#pragma unroll
-    for (u32 b = 0; b < N; ++b) mine[b] = load_input<T>(call, v + b * stride);
-    push(call, turn, mine, v, stride);
-    return receive_and_sum<T, R>(call, turn, mine, v, stride);
 }
 
 template <typename T, Rounding R>
@@ -97,25 +72,27 @@ LAB_DEVICE void low_latency(const Call& call) {
     const u32 first = block_index() * call.threads + thread_index();
     const u32 stride = call.blocks * call.threads;
 
-    // 1. The first vector. The input is asked for before the epoch, so that the two latencies overlap.
-    Vec16 head[1] = {};
-    if (first < vectors) head[0] = load_input<T>(call, first);
+    // 1. Push the first vector. The input is asked for before the epoch, so that the two latencies overlap.
+    start_after_predecessor();
+    Vec16 head = {};
+    if (first < vectors) head = load_input<T>(call, first);
     const Turn turn = begin_call(call);
     if (turn.dead) return;
     trace(call, u32(Algorithm::low_latency), turn.epoch, Event::begin);
-    if (first < vectors) push(call, turn, head, first, stride);
+    if (first < vectors) push<T>(call, turn, first, head);
     trace(call, u32(Algorithm::low_latency), turn.epoch, Event::pushed);
     block_barrier(); // every thread of the block has read the epoch word
     advance_epoch(call, turn);
-    if (first < vectors && !receive_and_sum<T, R>(call, turn, head, first, stride)) return;
 
-    // 2. The others, a batch at a time. Other waves keep the link busy while one waits.
-    u32 v = first + stride;
-    if constexpr (batch > 1)
-        for (; v + (batch - 1) * stride < vectors; v += batch * stride)
-            if (!push_receive_and_sum<T, R, batch>(call, turn, v, stride)) return;
-    for (; v < vectors; v += stride)
-        if (!push_receive_and_sum<T, R, 1>(call, turn, v, stride)) return;
+    // 2. Take vectors as they arrive, `ahead` pushes before each.
+    u32 pushed = first + stride;
+    for (u32 k = 1; k < ahead; ++k, pushed += stride)
+        if (pushed < vectors) push<T>(call, turn, pushed, load_input<T>(call, pushed));
+    for (u32 v = first; v < vectors; v += stride, pushed += stride) {
+        if (ahead > 0 && pushed < vectors) push<T>(call, turn, pushed, load_input<T>(call, pushed));
+        if (!receive_and_sum<T, R>(call, turn, v)) return;
+        if (ahead == 0 && pushed < vectors) push<T>(call, turn, pushed, load_input<T>(call, pushed));
+    }
     trace(call, u32(Algorithm::low_latency), turn.epoch, Event::end);
 }
 

@@ -17,7 +17,7 @@
 
 namespace lab {
 
-constexpr u32 max_blocks = 256;
+constexpr u32 max_blocks = 512;
 
 /// Words of this GPU alone. Between launches all `epoch` words are equal: see begin_call.
 struct Control {

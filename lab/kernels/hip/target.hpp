@@ -2,6 +2,7 @@
 // The contract between the kernels and a target. Each target_*.hpp supplies the same names:
 //
 //   thread_index() block_index()                 where this thread is
+//   start_after_predecessor()                    first of all: nothing before it touches memory
 //   block_barrier() block_barrier_draining()     the latter first waits for the wave's own stores
 //   load_relaxed_system() store_relaxed_system() one word, no ordering
 //   store_release_system()                       everything this block stored before it is visible first

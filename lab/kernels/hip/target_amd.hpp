@@ -13,6 +13,9 @@ namespace lab {
 LAB_DEVICE u32 thread_index() { return __builtin_amdgcn_workitem_id_x(); }
 LAB_DEVICE u32 block_index() { return __builtin_amdgcn_workgroup_id_x(); }
 
+/// A kernel starts when its predecessor in the stream has ended.
+LAB_DEVICE void start_after_predecessor() {}
+
 /// Wait until every store of this wave has been acknowledged.
 LAB_DEVICE void drain_stores() {
 #if defined(__GFX12__)

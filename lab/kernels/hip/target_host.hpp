@@ -14,6 +14,8 @@ namespace lab {
 LAB_DEVICE u32 thread_index() { return host::running->thread; }
 LAB_DEVICE u32 block_index() { return host::running->group->block; }
 
+LAB_DEVICE void start_after_predecessor() {}
+
 LAB_DEVICE void block_barrier() { host::block_barrier(); }
 LAB_DEVICE void block_barrier_draining() {
     host::deliver_all(*host::running);

@@ -12,6 +12,16 @@ namespace lab {
 LAB_DEVICE u32 thread_index() { return threadIdx.x; }
 LAB_DEVICE u32 block_index() { return blockIdx.x; }
 
+/// With Rank(overlap=True) this launch may be placed while its predecessor in the stream still runs: wait
+/// until that has ended and its stores are visible, and only then let the successor be placed likewise.
+/// Without, both instructions do nothing.
+LAB_DEVICE void start_after_predecessor() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 LAB_DEVICE void block_barrier() { __syncthreads(); }
 /// Release is cumulative in PTX: a barrier followed by one thread's release covers the whole block's stores.
 LAB_DEVICE void block_barrier_draining() { __syncthreads(); }

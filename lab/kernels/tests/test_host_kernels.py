@@ -5,6 +5,7 @@ import pytest
 
 from lab.kernels.host import Collective, HostRanks
 from lab.kernels.reference import BITS, all_reduce_bits
+from lab.kernels.staging import MAX_BLOCKS
 from lab.kernels.tests.scenario import ALGORITHMS, DTYPES, layout, make, random_bits
 
 WORLDS = (2, 3, 4, 8)
@@ -51,7 +52,7 @@ def test_counters_pass_the_word_boundaries(ranks, epoch):
     ranks[4].reset(epoch)
     _, wrong = make(5, 4, 12).play(ranks[4], 1)
     assert not wrong
-    assert ranks[4].controls[0].epoch[:] == [epoch + 12] * 256
+    assert ranks[4].controls[0].epoch[:] == [epoch + 12] * MAX_BLOCKS
 
 
 def test_one_rank_far_behind(ranks):

@@ -40,6 +40,7 @@ LAB_DEVICE bool seed_meet(const Call& call, const Turn& turn, Phase phase, u64* 
 
 template <typename T, Rounding R>
 LAB_DEVICE void seed_two_shot(const Call& call) {
+    start_after_predecessor();
     const Turn turn = begin_call(call);
     if (turn.dead) return;
     u64* arrive = call.control->seed_words;
