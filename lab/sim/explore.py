@@ -11,6 +11,7 @@ import numpy as np
 from lab.errors import UnknownNameError
 from lab.protocol.tables import Tables
 from lab.sim import machine as m
+from lab.sim.engines import engine_of
 
 SCHEDULERS = {"random": m.RANDOM, "pct": m.PCT, "run_on": m.RUN_ON}
 INTERRUPTED = "Ctrl-C"
@@ -49,26 +50,32 @@ class Engine:
     """One program under one memory model, ready to run; keeps its state between runs."""
 
     def __init__(self, tables: Tables, memory: str = "sc") -> None:
-        if memory not in m.MEMORY_MODELS:
-            raise UnknownNameError("memory model", memory, m.MEMORY_MODELS)
-        self.tables, self.memory = tables, memory
-        self.static = m.static(tables, memory)
-        self.state = m.new_state(self.static, tables.registers)
+        self.tables, self.memory, self._runner = tables, memory, engine_of(memory)
+        self.static = self._runner.static(tables, memory)
+        self.state = self._runner.new_state(self.static, tables.registers)
         self._silent, self._choices = m.new_log(self.static, m.LEVEL_NONE), m.new_log(self.static, m.LEVEL_CHOICES)
 
     def batch(self, scheduler: str, seed: int, count: int, early_timeout: int = 0) -> np.ndarray:
         """Run seeds `seed`, `seed + 1`, ...; returns totals, indexed by `machine.T_*`."""
-        return m.batch(self.static, self.state, self._silent, SCHEDULERS[scheduler], seed, count, early_timeout, False)
+        run = self._runner.batch
+        return run(self.static, self.state, self._silent, SCHEDULERS[scheduler], seed, count, early_timeout, False)
 
     def choices(self, scheduler: str, seed: int, early_timeout: int = 0) -> np.ndarray:
         """The choices that a scheduler made under a seed."""
-        m.batch(self.static, self.state, self._choices, SCHEDULERS[scheduler], seed, 1, early_timeout, False)
+        run = self._runner.batch
+        run(self.static, self.state, self._choices, SCHEDULERS[scheduler], seed, 1, early_timeout, False)
         return self._choices.choice[: self.state.counts[m.C_STEPS]].copy()
 
-    def follow(self, choices: np.ndarray, policy: int = m.TOLERANT, max_steps: int | None = None) -> tuple[int, np.ndarray]:
+    def follow(
+        self, choices: np.ndarray, policy: int = m.TOLERANT, max_steps: int | None = None
+    ) -> tuple[int, np.ndarray]:
         """Run along `choices`, then on; returns the outcome and the choices that were really made."""
-        outcome = m.run(self.static, self.state, self._choices, policy, choices=choices, max_steps=max_steps)
+        outcome = self._runner.run(self.static, self.state, self._choices, policy, choices=choices, max_steps=max_steps)
         return outcome, self._choices.choice[: self.state.counts[m.C_STEPS]].copy()
+
+    def movable(self) -> list[int]:
+        """The entities that can be chosen next, in order, after a run that its `max_steps` ended."""
+        return self._runner.movable(self.static, self.state)
 
     @property
     def wrong(self) -> int:
@@ -155,7 +162,7 @@ def every_schedule(engine: Engine, limit: int = 1_000_000) -> tuple[list[np.ndar
         prefix = stack.pop()
         steps = np.array(prefix, np.int32)
         engine.follow(steps, m.REPLAY, len(prefix))
-        movable = _movable(engine.static, engine.state)
+        movable = engine.movable()
         if not movable:
             done.append(steps)
             if len(done) >= limit:
@@ -163,12 +170,3 @@ def every_schedule(engine: Engine, limit: int = 1_000_000) -> tuple[list[np.ndar
             continue
         stack.extend([*prefix, entity] for entity in reversed(movable))
     return done, True
-
-
-def _movable(s: m.Static, st: m.State) -> list[int]:
-    """What can be chosen next, in order: what can move; where nothing can, a bounded wait that gives up."""
-    agents = len(st.pc)
-    enabled = sorted(st.enabled[: st.counts[m.C_ENABLED]].tolist())
-    movable = [entity for entity in enabled if entity >= agents or not m._is_stale(s, st, entity)]
-    timeouts = range(agents + s.world * s.world, len(st.priority))
-    return movable or [entity for entity in timeouts if m._may_choose(s, st, entity)]

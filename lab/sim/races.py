@@ -25,6 +25,7 @@ from lab.protocol.program import Fence, Move, Op, Rmw, Scope, Store, Wait
 from lab.protocol.tables import Tables
 from lab.sim import machine as m
 from lab.sim import words
+from lab.sim.engines import engine_of
 from lab.sim.verdict import Race, access_of, ranges
 
 _BLOCK, _DEVICE, _SYSTEM = int(Scope.BLOCK), int(Scope.DEVICE), int(Scope.SYSTEM)
@@ -67,9 +68,10 @@ def execute(
     tables: Tables, memory: str = "sc", policy: int = m.RUN_ON, seed: int = 0, choices: np.ndarray | None = None
 ) -> Execution:
     """Run `tables` once and keep everything."""
-    static = m.static(tables, memory)
-    state, log = m.new_state(static, tables.registers), m.new_log(static, m.LEVEL_FULL)
-    outcome = m.run(static, state, log, policy, seed, choices)
+    engine = engine_of(memory)
+    static = engine.static(tables, memory)
+    state, log = engine.new_state(static, tables.registers), m.new_log(static, m.LEVEL_FULL)
+    outcome = engine.run(static, state, log, policy, seed, choices)
     return Execution(tables, memory, outcome, int(state.counts[m.C_STEPS]), log, state, static)
 
 

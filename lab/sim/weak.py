@@ -1,0 +1,1243 @@
+"""Memory model `weak`: stores become visible one by one, in any order that release and acquire do not forbid.
+
+It runs the same tables as `machine`, under the same policies, and leaves the same log. Payload and words have
+*histories*: every store is a message in the modification order of its cell or word. An agent knows what happened
+before it as a vector clock. Then
+
+* a load reads any message that is not older than one the agent must know: one whose store, or whose reading by
+  another, happened before (RC11, coherence). Reading an older one than the newest is a stale cache or a store still
+  under way;
+* a store takes any place in the modification order after those messages: one that is not last has been overtaken on
+  its way;
+* a read-modify-write takes the place right behind the message that it reads, and nothing comes between (RC11,
+  atomicity);
+* release, acquire, fences and release sequences pass clocks on exactly as in `races`, within scopes that include each
+  other (LLVM AMDGPU memory model). Order is transitive: a block barrier makes a wave's later release cover the stores
+  of the other waves.
+
+Loads execute in program order, so no value comes from the future: no load buffering, as in RC11. Waves issue in order
+and a store of payload waits for the loads that it stores, which is why this is close to the hardware.
+
+Order says what may be read. *Visibility* says what a poll must see in the end, and only waits ask for it: see
+`_visible`. A wait that only an invisible or an overwritten message meets may be let go (the line may be evicted, the
+copy refreshed), but need not: when nothing else can move, that is a hang.
+
+Each choice of a step is an entity of its own, beyond those of `machine`, so that schedules are lists of entities here
+too: see `run`.
+
+What limits it: on small programs, the walk along one history a step; on real geometry, appending messages of payload.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from lab.errors import LabError
+from lab.protocol import tables as t
+from lab.protocol.program import Cache, Memory, Scope, Store, Wait
+from lab.sim import machine as m
+from lab.sim import words
+from lab.sim.machine import DIVERGED, DONE, HANG, LEVEL_FULL, LEVEL_NONE, PCT, RANDOM, REPLAY, STEP_LIMIT, TOLERANT
+
+MAX_CHOICES = 16
+"""Messages that a word operation chooses among: the newest ones, and the oldest that is allowed as the last."""
+MEMORY_LIMIT = 2 << 30
+"""Bytes that the state of one run may take."""
+_BLOCK, _DEVICE, _SYSTEM = int(Scope.BLOCK), int(Scope.DEVICE), int(Scope.SYSTEM)
+# Columns of a message; the first seven are those of words and cells alike.
+VALUE, STEP, CHAIN, TIME, OLDER, RECORD, OWNER, STAMP = range(8)
+# Of words instead of STAMP: written by a read-modify-write; at _RELEASED + scope, the snapshot released there, or -1.
+_GLUED = _RELEASED = STAMP
+_WORD_COLUMNS, _CELL_COLUMNS = 12, 8
+_READ, _MATCH, _PLACE, _SWAP = range(4)  # what an operation asks of a history
+_STALE_READ, _EARLY_WRITE = 1, 2  # choices of a payload operation, added up
+# What an agent's next operation is: not looked at, no wait, a wait for one word, for several words or packets, none.
+_NO_MOVE, _READY, _PARKED, _POLLING, _FINISHED = range(5)
+C_ENABLED, C_STEPS, C_WRONG, C_WRONG_OPS = m.C_ENABLED, m.C_STEPS, m.C_WRONG, m.C_WRONG_OPS
+C_TIMEOUTS, C_OPS, C_POLLERS, C_UNSETTLED = m.C_TIMEOUTS, m.C_OPS, m.C_POLLERS, m.C_UNSETTLED
+C_MAYBE, C_WORDS, C_CELLS, C_RECORDS, C_SNAPSHOTS = range(8, 13)
+
+
+class Static(NamedTuple):
+    """What does not change between runs of one program."""
+
+    ops: np.ndarray
+    exprs: np.ndarray
+    postfix: np.ndarray
+    addresses: np.ndarray
+    moves: np.ndarray
+    sources: np.ndarray
+    items: np.ndarray
+    values: np.ndarray
+    agent_start: np.ndarray
+    agent_end: np.ndarray
+    agent_rank: np.ndarray
+    agent_host: np.ndarray
+    agent_chain: np.ndarray
+    agent_device: np.ndarray  # equal: the same rank, and neither is a host
+    agent_block: np.ndarray  # equal: the same block of one launch
+    word_initial: np.ndarray
+    cell_initial: np.ndarray
+    pending_at: np.ndarray  # first slot of Log.wrote of each row of moves
+    reads_at: np.ndarray  # first slot of Log.reads of each row of moves
+    uncached: np.ndarray  # bool, one a word: no cache outside a block holds it
+    at_once: np.ndarray  # bool, one an operation: what it stores is visible outside its rank without a release
+    fences: bool  # some fence acquires
+    written_back: bool  # some wait looks at cached memory
+    world: int
+
+
+class State(NamedTuple):
+    """Everything that a run changes; reused from run to run."""
+
+    registers: np.ndarray
+    pc: np.ndarray
+    status: np.ndarray
+    enabled: np.ndarray
+    place: np.ndarray  # position in `enabled`, -1: not there
+    maybe: np.ndarray  # waiting agents that an invisible or overwritten message may let go
+    maybe_place: np.ndarray
+    word: np.ndarray  # the last message of each word, at the end of a recorded run
+    cell: np.ndarray
+    waiter: np.ndarray  # first agent whose next operation waits for a word, whether met or not
+    next_waiter: np.ndarray
+    parked_at: np.ndarray  # the word an agent is on the list of
+    word_head: np.ndarray  # newest message
+    cell_head: np.ndarray
+    words: np.ndarray  # messages of words; invariant: message w is the initial value of word w
+    cells: np.ndarray  # messages of payload; invariant: message c is the initial value of cell c
+    records: np.ndarray  # (chain, time, next): readers that make a message known; see _cover
+    clock: np.ndarray  # what each agent knows of each chain
+    ticks: np.ndarray  # operations of each chain
+    snapshots: np.ndarray  # clocks that were released
+    fence: np.ndarray  # snapshot of the agent's last release fence at least so wide, by scope; -1: none
+    pending: np.ndarray  # what relaxed reads of the agent saw released, by scope needed
+    written_back: np.ndarray  # by (rank, chain): what system releases of the rank have written back
+    priority: np.ndarray
+    unsettled: np.ndarray
+    counts: np.ndarray  # see C_*
+
+
+def static(tables: t.Tables, memory: str = "weak") -> Static:
+    """Bring `tables` into the form of this engine."""
+    program = tables.program
+    local = np.array([r.memory != Memory.CACHED for r in program.regions], bool)
+    counts = tables.moves[:, t.M_COUNT].astype(np.int64)
+    reads = counts * np.maximum(tables.moves[:, t.M_N_SOURCES], 0)
+    uncached = local[tables.word_region]
+    kinds, sync = tables.ops[:, t.KIND], tables.ops[:, t.SYNC]
+    blocks: dict[tuple[int, int, int], int] = {}
+    device, block = [], []
+    for agent in program.agents:
+        alone = -1 - agent.id
+        key = (agent.rank, agent.call, agent.block)
+        device.append(alone if agent.kind == "host" else agent.rank)
+        block.append(alone if agent.kind == "host" else blocks.setdefault(key, len(blocks)))
+    cached_waits = any(
+        isinstance(op, Wait) and op.word.region.memory == Memory.CACHED for a in program.agents for op in a.ops
+    )
+    return Static(
+        tables.ops,
+        tables.exprs,
+        tables.postfix,
+        tables.addresses,
+        tables.moves,
+        tables.sources,
+        tables.items,
+        tables.values,
+        tables.agent_start,
+        tables.agent_end,
+        tables.agent_rank,
+        tables.is_host,
+        tables.agent_chain,
+        np.array(device, np.int32),
+        np.array(block, np.int32),
+        tables.word_initial,
+        tables.cell_initial,
+        np.concatenate(([0], np.cumsum(counts))),
+        np.concatenate(([0], np.cumsum(reads))),
+        uncached,
+        _at_once(tables, local),
+        bool(np.any((kinds == t.FENCE) & (sync & 1 > 0))),
+        bool(np.any(kinds == t.WAIT_STAMP)) or cached_waits,
+        program.world,
+    )
+
+
+def _at_once(tables: t.Tables, local: np.ndarray) -> np.ndarray:
+    """Which operations store so that agents outside the rank can see it without a later release.
+
+    Memory that is not cached; accesses that bypass the caches; atomic accesses at system scope (LLVM AMDGPU memory
+    model, gfx942: `sc0 sc1` writes through); hosts.
+    """
+    found = np.zeros(len(tables.ops), bool)
+    row = 0
+    for agent in tables.program.agents:
+        for op in agent.ops:
+            where = getattr(op, "word", None) or getattr(op, "dst", None)
+            region = getattr(where, "region", None)
+            if region is not None:
+                atomic = isinstance(op, Store) or hasattr(op, "fn")
+                found[row] = (
+                    local[region.id]
+                    or agent.kind == "host"
+                    or getattr(op, "cache", Cache.CACHED) == Cache.BYPASS
+                    or (atomic and op.scope == Scope.SYSTEM)
+                )
+            row += 1
+    return found
+
+
+def new_state(s: Static, registers: int) -> State:
+    """Allocate the state of a run.
+
+    Raises:
+        LabError: The histories of this program would take more than MEMORY_LIMIT bytes.
+    """
+    agents, chains = len(s.agent_start), int(s.agent_chain.max(initial=0)) + 1
+    kinds, order = s.ops[:, t.KIND], np.maximum(s.ops[:, t.SYNC], 0)
+    writes = np.count_nonzero((kinds == t.STORE) | (kinds == t.RMW))
+    reads = int(s.ops[(kinds == t.LOAD) | (kinds == t.RMW) | (kinds == t.WAIT), t.COUNT].sum())
+    stores = int(s.moves[s.moves[:, t.M_DST] >= 0, t.M_COUNT].sum())
+    polled = int(s.moves[(s.moves[:, t.M_DST] < 0) & (s.moves[:, t.M_VALUES] < 0), t.M_COUNT].sum())
+    releases = np.count_nonzero((order & 2 > 0) & ((kinds == t.STORE) | (kinds == t.RMW) | (kinds == t.FENCE)))
+    n_words, n_cells = len(s.word_initial), len(s.cell_initial)
+    pending = agents if s.fences else 1
+    size = 8 * _WORD_COLUMNS * (n_words + writes) + 8 * _CELL_COLUMNS * (n_cells + stores)
+    size += 12 * (reads + polled) + 4 * chains * (agents + releases + 4 * pending)
+    if size > MEMORY_LIMIT:
+        raise LabError(
+            "this program is too large for memory model weak",
+            value=f"its histories would take {size / 2**30:.1f} GiB, the limit is {MEMORY_LIMIT / 2**30:.0f} GiB",
+            hint="use fewer ranks, blocks or calls; a program without races of which one execution stands for all "
+            "gives the same results under weak as under sc, and needs no exploration",
+        )
+    word_messages = np.zeros((n_words + writes, _WORD_COLUMNS), np.int64)
+    cell_messages = np.zeros((n_cells + stores, _CELL_COLUMNS), np.int64)
+    for messages, initial in ((word_messages, s.word_initial), (cell_messages, s.cell_initial.view(np.int64))):
+        first = messages[: len(initial)]
+        first[:, VALUE] = initial
+        first[:, (STEP, OLDER, RECORD, OWNER)] = -1
+    word_messages[:n_words, _RELEASED + 1 :] = -1
+    return State(
+        registers=np.zeros((agents, registers + words.STACK), np.int64),
+        pc=np.zeros(agents, np.int32),
+        status=np.zeros(agents, np.int8),
+        enabled=np.zeros(agents, np.int32),
+        place=np.full(agents, -1, np.int32),
+        maybe=np.zeros(agents, np.int32),
+        maybe_place=np.full(agents, -1, np.int32),
+        word=np.zeros(n_words, np.int64),
+        cell=np.zeros(n_cells, np.uint64),
+        waiter=np.zeros(n_words, np.int32),
+        next_waiter=np.zeros(agents, np.int32),
+        parked_at=np.zeros(agents, np.int32),
+        word_head=np.zeros(n_words, np.int32),
+        cell_head=np.zeros(n_cells, np.int32),
+        words=word_messages,
+        cells=cell_messages,
+        records=np.zeros((reads + polled + 1, 3), np.int32),
+        clock=np.zeros((agents, chains), np.int32),
+        ticks=np.zeros(chains, np.int32),
+        snapshots=np.zeros((releases + 1, chains), np.int32),
+        fence=np.zeros((agents, 4), np.int32),
+        pending=np.zeros((pending, 4, chains), np.int32),
+        written_back=np.zeros((s.world, chains), np.int32),
+        priority=np.zeros(agents, np.int64),
+        unsettled=np.zeros(4 * agents + 4, np.int32),
+        counts=np.zeros(16, np.int64),
+    )
+
+
+new_log = m.new_log
+
+
+# ---- histories
+
+
+@njit(cache=True, _nrt=False)
+def _covered(messages, records, clock, agent, message):
+    """Whether the agent must know a message: its store, or a read of it, happened before (RC11: coherence)."""
+    if clock[agent, messages[message, CHAIN]] >= messages[message, TIME]:
+        return True
+    record = messages[message, RECORD]
+    while record >= 0:
+        if clock[agent, records[record, 0]] >= records[record, 1]:
+            return True
+        record = records[record, 2]
+    return False
+
+
+@njit(cache=True, _nrt=False)
+def _options(messages, records, clock, agent, head, mode, cond, value, want):
+    """(number of messages an operation may choose, the one numbered `want`, the next newer one or -1), newest first.
+
+    _READ: any that is not older than the newest the agent must know. _MATCH: of these, those that meet a wait.
+    _PLACE: of these, those behind which a store fits: not before a read-modify-write of it.
+    """
+    message, newer, count, chosen, beside = head, np.int64(-1), 0, np.int64(-1), np.int64(-1)
+    while True:
+        if mode == _READ:
+            fits = True
+        elif mode == _MATCH:
+            fits = words.met(cond, messages[message, VALUE], value)
+        else:
+            fits = newer < 0 or messages[newer, _GLUED] == 0 or (mode == _SWAP and messages[message, VALUE] != value)
+        if fits:
+            if count == want or (count > want and want == MAX_CHOICES - 1):
+                chosen, beside = message, newer
+            count += 1
+        if _covered(messages, records, clock, agent, message):
+            return min(count, MAX_CHOICES), chosen, beside
+        newer = message
+        message = messages[message, OLDER]
+
+
+@njit(cache=True, _nrt=False)
+def _oldest(messages, records, clock, agent, message):
+    """The oldest message of a history that the agent may still read."""
+    while not _covered(messages, records, clock, agent, message):
+        message = messages[message, OLDER]
+    return message
+
+
+@njit(cache=True, _nrt=False)
+def _needed(a, b, device, block):
+    """The narrowest scope that holds both agents."""
+    if a == b:
+        return 0
+    if device[a] != device[b]:
+        return _SYSTEM
+    return _BLOCK if block[a] == block[b] else _DEVICE
+
+
+@njit(cache=True, _nrt=False)
+def _visible(messages, written_back, rank, device, block, agent, message, scope, uncached):
+    """Whether a poll of `agent` at `scope` sees a message in the end, when nothing else happens.
+
+    The poll looks as far as its scope: a narrower one may hit an old copy for ever, in the block's cache or, of
+    cached memory that another rank writes, in the rank's (LLVM AMDGPU memory model: loads bypass the caches that
+    their scope does not need; uncached memory is not held by the cache of a rank). The store is seen by the own rank
+    at once (the caches of a block write through), by others when it was not kept in the rank's cache, or when a
+    system release of the rank that covers it has written it back.
+    """
+    owner = messages[message, OWNER] >> 1
+    if owner < 0:
+        return True
+    needed = _needed(agent, owner, device, block)
+    if scope < needed and not (uncached and scope >= _DEVICE):
+        return False
+    if needed < _SYSTEM or messages[message, OWNER] & 1:
+        return True
+    return written_back[rank[owner], messages[message, CHAIN]] >= messages[message, TIME]
+
+
+@njit(cache=True, _nrt=False)
+def _latest_visible(messages, records, clock, written_back, rank, device, block, agent, head, scope, uncached):
+    """The message that a poll sees in the end."""
+    message = head
+    while not _visible(messages, written_back, rank, device, block, agent, message, scope, uncached):
+        if _covered(messages, records, clock, agent, message):
+            return message
+        message = messages[message, OLDER]
+    return message
+
+
+@njit(cache=True, _nrt=False)
+def _join(clock, agent, snapshots, snapshot):
+    for c in range(clock.shape[1]):
+        if snapshots[snapshot, c] > clock[agent, c]:
+            clock[agent, c] = snapshots[snapshot, c]
+
+
+@njit(cache=True, _nrt=False)
+def _join_pending(pending, agent, level, snapshots, snapshot):
+    for c in range(pending.shape[2]):
+        if snapshots[snapshot, c] > pending[agent, level, c]:
+            pending[agent, level, c] = snapshots[snapshot, c]
+
+
+@njit(cache=True, _nrt=False)
+def _synchronise(messages, snapshots, clock, pending, device, block, agent, message, sync, fences):
+    """Acquire what a message released, and through a chain of read-modify-writes what those before it did.
+
+    Pairs with the snapshot that a releasing store, read-modify-write or fence took: the scopes of both sides include
+    the other.
+    """
+    scope = sync >> 4
+    while message >= 0:
+        owner = messages[message, OWNER] >> 1
+        if owner >= 0:
+            level = max(_needed(agent, owner, device, block), 1)
+            snapshot = messages[message, _RELEASED + level]
+            if scope >= level and snapshot >= 0:
+                if sync & 1:
+                    _join(clock, agent, snapshots, snapshot)
+                elif fences:
+                    _join_pending(pending, agent, level, snapshots, snapshot)
+        if messages[message, _GLUED] == 0:
+            return
+        message = messages[message, OLDER]
+
+
+@njit(cache=True, _nrt=False)
+def _record(messages, records, clock, agent, message, chain, counts):
+    """Remember that `agent` has read a message: who knows of the read may not read an older message."""
+    if not _covered(messages, records, clock, agent, message):
+        at = counts[C_RECORDS]
+        counts[C_RECORDS] = at + 1
+        records[at, 0] = chain
+        records[at, 1] = clock[agent, chain]
+        records[at, 2] = messages[message, RECORD]
+        messages[message, RECORD] = at
+        # Not needed where the message is covered: who knows of this read then knows of what covers it.
+
+
+# ---- who can move
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _enable(st, agent):
+    if st.place[agent] < 0:
+        st.place[agent] = st.counts[C_ENABLED]
+        st.enabled[st.counts[C_ENABLED]] = agent
+        st.counts[C_ENABLED] += 1
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _disable(st, agent):
+    at = st.place[agent]
+    if at >= 0:
+        last = st.counts[C_ENABLED] - 1
+        other = st.enabled[last]
+        st.enabled[at] = other
+        st.place[other] = at
+        st.place[agent] = -1
+        st.counts[C_ENABLED] = last
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _set_maybe(st, agent, wanted):
+    at = st.maybe_place[agent]
+    if wanted and at < 0:
+        st.maybe_place[agent] = st.counts[C_MAYBE]
+        st.maybe[st.counts[C_MAYBE]] = agent
+        st.counts[C_MAYBE] += 1
+    elif at >= 0 and not wanted:
+        last = st.counts[C_MAYBE] - 1
+        other = st.maybe[last]
+        st.maybe[at] = other
+        st.maybe_place[other] = at
+        st.maybe_place[agent] = -1
+        st.counts[C_MAYBE] = last
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _unsettle(st, agent):
+    st.unsettled[st.counts[C_UNSETTLED]] = agent
+    st.counts[C_UNSETTLED] += 1
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _address(s, st, op, agent):
+    if s.ops[op, t.SELECT] < 0:
+        return np.int64(s.ops[op, t.ADDR])
+    chosen = words.operand(s.exprs, s.postfix, s.ops[op, t.SELECT], st.registers, agent)
+    kind = s.ops[op, t.KIND]
+    if kind == t.MOVE or kind == t.FILL or kind == t.EXPECT or kind == t.WAIT_STAMP:
+        return s.ops[op, t.ADDR] + chosen
+    return np.int64(s.addresses[s.ops[op, t.ADDR] + chosen])
+
+
+@njit(cache=True, _nrt=False)
+def _least(messages, records, clock, agent, head):
+    """The message with the least signed value that the agent may read."""
+    message = best = head
+    while not _covered(messages, records, clock, agent, message):
+        message = messages[message, OLDER]
+        if words.signed(messages[message, VALUE]) < words.signed(messages[best, VALUE]):
+            best = message
+    return best
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _wait_state(s, st, op, agent):
+    """2: met by what the agent sees in the end; 1: met only by another message that it may read; 0: not met."""
+    value = words.operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
+    at = _address(s, st, op, agent)
+    scope, cond = s.ops[op, t.SYNC] >> 4, s.ops[op, t.FN]
+    total, least = np.int64(0), np.int64(0)
+    for k in range(at, at + s.ops[op, t.COUNT]):
+        head = np.int64(st.word_head[k])
+        message = _latest_visible(
+            st.words,
+            st.records,
+            st.clock,
+            st.written_back,
+            s.agent_rank,
+            s.agent_device,
+            s.agent_block,
+            agent,
+            head,
+            scope,
+            s.uncached[k],
+        )
+        seen = st.words[message, VALUE]
+        if cond != words.SUM_LE:
+            if words.met(cond, seen, value):
+                return 2
+            count, _, _ = _options(st.words, st.records, st.clock, agent, head, _MATCH, cond, value, 0)
+            return 1 if count else 0
+        total += words.signed(seen)
+        least += words.signed(st.words[_least(st.words, st.records, st.clock, agent, head), VALUE])
+    if total <= words.signed(value):
+        return 2
+    return 1 if least <= words.signed(value) else 0
+
+
+@njit(cache=True, _nrt=False)
+def _stamped(messages, records, clock, agent, head, cond, value, oldest):
+    """The newest (or oldest) message of a packet that the agent may read and whose stamp meets a condition, or -1."""
+    message, found = head, np.int64(-1)
+    while True:
+        if words.met(cond, messages[message, STAMP], value):
+            found = message
+            if not oldest:
+                return found
+        if _covered(messages, records, clock, agent, message):
+            return found
+        message = messages[message, OLDER]
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _stamps_state(s, st, op, agent):
+    """As `_wait_state`, for packets. They are polled at system scope, whatever their memory."""
+    value = words.operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
+    row = _address(s, st, op, agent)
+    first, cond = s.sources[s.moves[row, t.M_SOURCES]], s.ops[op, t.FN]
+    state = 2
+    for k in range(first, first + s.moves[row, t.M_COUNT]):
+        head = np.int64(st.cell_head[s.items[k]])
+        message = _latest_visible(
+            st.cells,
+            st.records,
+            st.clock,
+            st.written_back,
+            s.agent_rank,
+            s.agent_device,
+            s.agent_block,
+            agent,
+            head,
+            _SYSTEM,
+            False,
+        )
+        if not words.met(cond, st.cells[message, STAMP], value):
+            if _stamped(st.cells, st.records, st.clock, agent, head, cond, value, False) < 0:
+                return 0
+            state = 1
+    return state
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _settle(s, st, agent):
+    """Run local operations, then enable or park the agent at its next visible one."""
+    pc = st.pc[agent]
+    while pc < s.agent_end[agent]:
+        kind = s.ops[pc, t.KIND]
+        if kind == t.SET:
+            st.registers[agent, s.ops[pc, t.DST]] = words.operand(
+                s.exprs, s.postfix, s.ops[pc, t.VALUE], st.registers, agent
+            )
+            pc += 1
+        elif kind == t.BRANCH:
+            cond = s.ops[pc, t.VALUE]
+            if cond >= 0 and words.operand(s.exprs, s.postfix, cond, st.registers, agent):
+                pc += 1
+            else:
+                pc = s.ops[pc, t.TARGET]
+        elif kind == t.NOP:
+            pc += 1
+        else:
+            break
+    st.pc[agent] = pc
+    if pc >= s.agent_end[agent]:
+        st.status[agent] = _FINISHED
+        _disable(st, agent)
+        return
+    kind = s.ops[pc, t.KIND]
+    st.status[agent] = _READY
+    state = 2
+    if kind == t.WAIT:
+        state = _wait_state(s, st, pc, agent)
+    elif kind == t.WAIT_STAMP:
+        state = _stamps_state(s, st, pc, agent)
+    _set_maybe(st, agent, state == 1)
+    if state == 2:
+        _enable(st, agent)
+    else:
+        _disable(st, agent)
+    if kind == t.WAIT_STAMP or (kind == t.WAIT and s.ops[pc, t.FN] == words.SUM_LE):
+        st.status[agent] = _POLLING
+        st.counts[C_POLLERS] += 1
+    elif kind == t.WAIT:
+        at = _address(s, st, pc, agent)
+        st.status[agent] = _PARKED
+        st.parked_at[agent] = at
+        st.next_waiter[agent] = st.waiter[at]
+        st.waiter[at] = agent
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _unpark(st, agent):
+    """An agent that waited goes on, or has to be settled again: take it off the list of its word."""
+    if st.status[agent] == _POLLING:
+        st.counts[C_POLLERS] -= 1
+    elif st.status[agent] == _PARKED:
+        at = st.parked_at[agent]
+        if st.waiter[at] == agent:
+            st.waiter[at] = st.next_waiter[agent]
+        else:
+            other = st.waiter[at]
+            while st.next_waiter[other] != agent:
+                other = st.next_waiter[other]
+            st.next_waiter[other] = st.next_waiter[agent]
+    st.status[agent] = _NO_MOVE
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _wake_pollers(st):
+    for agent in range(len(st.pc)):
+        if st.status[agent] == _POLLING:
+            st.status[agent] = _NO_MOVE
+            st.counts[C_POLLERS] -= 1
+            _unsettle(st, agent)
+
+
+@njit(cache=True, _nrt=False)
+def _wake_maybe(st):
+    """A write-back may have made visible what agents in `maybe` wait for."""
+    for k in range(st.counts[C_MAYBE]):
+        _unpark(st, st.maybe[k])
+        _unsettle(st, st.maybe[k])
+
+
+# ---- operations
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _write_word(s, st, op, at, value, agent, step, older, newer):
+    """Put a message between `older` and `newer` (-1: last), and wake who waits for the word."""
+    message = st.counts[C_WORDS]
+    st.counts[C_WORDS] += 1
+    chain = s.agent_chain[agent]
+    sync = s.ops[op, t.SYNC]
+    st.words[message, VALUE] = value
+    st.words[message, STEP] = step
+    st.words[message, CHAIN] = chain
+    st.words[message, TIME] = st.clock[agent, chain]
+    st.words[message, OLDER] = older
+    st.words[message, RECORD] = -1
+    st.words[message, OWNER] = agent << 1 | s.at_once[op]
+    st.words[message, _GLUED] = s.ops[op, t.KIND] == t.RMW
+    released = np.int64(-1)
+    if sync & 2:
+        # Release: pairs with an acquiring read of this message, or of one that continues its release sequence.
+        released = st.counts[C_SNAPSHOTS] - 1
+    for level in range(1, 4):
+        known = released if sync & 2 else np.int64(st.fence[agent, level])
+        st.words[message, _RELEASED + level] = known if level <= sync >> 4 else np.int64(-1)
+    if newer < 0:
+        st.word_head[at] = message
+    else:
+        st.words[newer, OLDER] = message
+    waiting = st.waiter[at]
+    st.waiter[at] = -1
+    while waiting >= 0:
+        following = st.next_waiter[waiting]
+        st.status[waiting] = _NO_MOVE
+        _unsettle(st, waiting)
+        waiting = following
+    if st.counts[C_POLLERS]:
+        _wake_pollers(st)
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _write_cell(s, st, op, to, value, stamp, agent, step, early):
+    message = st.counts[C_CELLS]
+    st.counts[C_CELLS] += 1
+    chain = s.agent_chain[agent]
+    older = np.int64(st.cell_head[to])
+    if early and not _covered(st.cells, st.records, st.clock, agent, older):
+        newer = older
+        older = st.cells[newer, OLDER]
+        while not _covered(st.cells, st.records, st.clock, agent, older):
+            newer = older
+            older = st.cells[newer, OLDER]
+        st.cells[newer, OLDER] = message
+    else:
+        st.cell_head[to] = message
+    st.cells[message, VALUE] = value
+    st.cells[message, STEP] = step
+    st.cells[message, CHAIN] = chain
+    st.cells[message, TIME] = st.clock[agent, chain]
+    st.cells[message, OLDER] = older
+    st.cells[message, RECORD] = -1
+    st.cells[message, OWNER] = agent << 1 | s.at_once[op]
+    st.cells[message, STAMP] = stamp if stamp >= 0 else st.cells[older, STAMP]
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _read_cell(st, cell, agent, stale):
+    message = np.int64(st.cell_head[cell])
+    if stale:
+        message = _oldest(st.cells, st.records, st.clock, agent, message)
+    return message
+
+
+@njit(cache=True, _nrt=False)
+def _payload_choices(moves, sources, items, cells, records, clock, heads, row, agent):
+    """Which of _STALE_READ and _EARLY_WRITE make a difference, added up."""
+    n, found = moves[row, t.M_COUNT], 0
+    for k in range(moves[row, t.M_SOURCES], moves[row, t.M_SOURCES] + moves[row, t.M_N_SOURCES]):
+        for i in range(sources[k], sources[k] + n):
+            if not _covered(cells, records, clock, agent, np.int64(heads[items[i]])):
+                found |= _STALE_READ
+                break
+    if moves[row, t.M_DST] >= 0:
+        for i in range(moves[row, t.M_DST], moves[row, t.M_DST] + n):
+            if not _covered(cells, records, clock, agent, np.int64(heads[items[i]])):
+                found |= _EARLY_WRITE
+                break
+    return found
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _move(s, st, log, op, row, agent, step, choice):
+    n, first = s.moves[row, t.M_COUNT], s.moves[row, t.M_SOURCES]
+    dst, n_sources = s.moves[row, t.M_DST], s.moves[row, t.M_N_SOURCES]
+    stale, early = choice & _STALE_READ, choice & _EARLY_WRITE
+    stamped = s.ops[op, t.STAMP] >= 0
+    stamp = np.int64(-1)
+    if stamped:
+        stamp = words.operand(s.exprs, s.postfix, s.ops[op, t.STAMP], st.registers, agent)
+    for i in range(n):
+        total = np.int64(0)
+        for k in range(n_sources):
+            message = _read_cell(st, s.items[s.sources[first + k] + i], agent, stale)
+            total += st.cells[message, VALUE]
+            if log.level == LEVEL_FULL:
+                log.reads[s.reads_at[row] + k * n + i] = st.cells[message, STEP]
+        _write_cell(s, st, op, s.items[dst + i], total, stamp, agent, step, early)
+        if log.level == LEVEL_FULL:
+            log.wrote[s.pending_at[row] + i] = np.uint64(total)
+    if stamped and st.counts[C_POLLERS]:
+        _wake_pollers(st)
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _expect(s, st, log, op, row, agent, choice):
+    n, first, at = s.moves[row, t.M_COUNT], s.sources[s.moves[row, t.M_SOURCES]], s.moves[row, t.M_VALUES]
+    wrong = 0
+    for i in range(n):
+        message = _read_cell(st, s.items[first + i], agent, choice & _STALE_READ)
+        if log.level == LEVEL_FULL:
+            log.reads[s.reads_at[row] + i] = st.cells[message, STEP]
+        if np.uint64(st.cells[message, VALUE]) != s.values[at + i]:
+            if log.level == LEVEL_FULL:
+                log.wrong[st.counts[C_WRONG] + wrong, 0] = op
+                log.wrong[st.counts[C_WRONG] + wrong, 1] = i
+            wrong += 1
+    if wrong:
+        st.counts[C_WRONG_OPS] += 1
+        st.counts[C_WRONG] += wrong
+    return wrong
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _wait_stamps(s, st, log, op, row, agent, choice):
+    value = words.operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
+    first, cond = s.sources[s.moves[row, t.M_SOURCES]], s.ops[op, t.FN]
+    for i in range(s.moves[row, t.M_COUNT]):
+        head = np.int64(st.cell_head[s.items[first + i]])
+        message = _stamped(st.cells, st.records, st.clock, agent, head, cond, value, choice > 0)
+        # The packet's data came with its stamp: the agent may not read an older packet afterwards.
+        _record(st.cells, st.records, st.clock, agent, message, s.agent_chain[agent], st.counts)
+        if log.level == LEVEL_FULL:
+            log.reads[s.reads_at[row] + i] = st.cells[message, STEP]
+
+
+@njit(cache=True, _nrt=False)
+def _valid(s, st, agent):
+    """The choices of an agent that can move or that luck lets go, as bits."""
+    op = st.pc[agent]
+    kind = s.ops[op, t.KIND]
+    if kind == t.FENCE:
+        return 1
+    at = _address(s, st, op, agent)
+    if kind == t.MOVE or kind == t.FILL or kind == t.EXPECT:
+        found = _payload_choices(s.moves, s.sources, s.items, st.cells, st.records, st.clock, st.cell_head, at, agent)
+        return (1, 3, 5, 15)[found]
+    cond = s.ops[op, t.FN]
+    if kind == t.WAIT_STAMP or (kind == t.WAIT and cond == words.SUM_LE):
+        return 3  # the newest of each word or packet that fit, or the oldest packets, the least words
+    mode = _READ if kind == t.LOAD else _MATCH if kind == t.WAIT else _PLACE
+    value = np.int64(0)
+    if kind == t.WAIT:
+        value = words.operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
+    elif kind == t.RMW and s.ops[op, t.FN] == t.CAS:
+        mode, value = _SWAP, words.operand(s.exprs, s.postfix, s.ops[op, t.EXPECTED], st.registers, agent)
+    count, _, _ = _options(st.words, st.records, st.clock, agent, np.int64(st.word_head[at]), mode, cond, value, 0)
+    return (1 << count) - 1
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _read_sum(s, st, op, at, agent, choice):
+    """A wait for the sum of several words reads the newest of each where these fit, the least of each otherwise."""
+    value = words.operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
+    total = np.int64(0)
+    for k in range(at, at + s.ops[op, t.COUNT]):
+        total += words.signed(st.words[st.word_head[k], VALUE])
+    least = choice > 0 or total > words.signed(value)
+    for k in range(at, at + s.ops[op, t.COUNT]):
+        message = np.int64(st.word_head[k])
+        if least:
+            message = _least(st.words, st.records, st.clock, agent, message)
+        _record(st.words, st.records, st.clock, agent, message, s.agent_chain[agent], st.counts)
+        _synchronise(
+            st.words,
+            st.snapshots,
+            st.clock,
+            st.pending,
+            s.agent_device,
+            s.agent_block,
+            agent,
+            message,
+            s.ops[op, t.SYNC],
+            s.fences,
+        )
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _release(s, st, agent, scope):
+    """Take a snapshot of what the agent knows; a system release writes back what its rank has stored before."""
+    at = st.counts[C_SNAPSHOTS]
+    st.counts[C_SNAPSHOTS] += 1
+    for c in range(st.clock.shape[1]):
+        st.snapshots[at, c] = st.clock[agent, c]
+    if s.written_back and scope >= _SYSTEM:
+        rank = s.agent_rank[agent]
+        for c in range(st.clock.shape[1]):
+            st.written_back[rank, c] = max(st.written_back[rank, c], st.clock[agent, c])
+        if st.counts[C_MAYBE]:
+            _wake_maybe(st)
+    return at
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _execute(s, st, log, agent, step, given, x, stale):
+    """Execute the agent's visible operation; returns the choice made: `given`, or where that is -1 a random one."""
+    op = st.pc[agent]
+    kind, sync = s.ops[op, t.KIND], s.ops[op, t.SYNC]
+    st.pc[agent] = op + 1
+    chain = s.agent_chain[agent]
+    st.ticks[chain] += 1
+    st.clock[agent, chain] = st.ticks[chain]
+    address = np.int64(-1)
+    value = np.int64(0)
+    seen = np.int64(-1)
+    choice = max(given, 0)
+    other = given < 0 and m._below(x, 1 << 16) < stale
+    if kind != t.FENCE:
+        address = _address(s, st, op, agent)
+    if kind == t.LOAD or kind == t.STORE or kind == t.RMW or (kind == t.WAIT and s.ops[op, t.FN] != words.SUM_LE):
+        mode = _READ if kind == t.LOAD else _MATCH if kind == t.WAIT else _PLACE
+        wanted = expected = np.int64(0)
+        if kind != t.LOAD:
+            wanted = words.operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
+        if kind == t.RMW and s.ops[op, t.FN] == t.CAS:
+            mode, expected = _SWAP, words.operand(s.exprs, s.postfix, s.ops[op, t.EXPECTED], st.registers, agent)
+        count, message, newer = 2, np.int64(-1), np.int64(-1)
+        while True:
+            count, message, newer = _options(
+                st.words,
+                st.records,
+                st.clock,
+                agent,
+                np.int64(st.word_head[address]),
+                mode,
+                s.ops[op, t.FN],
+                expected if mode == _SWAP else wanted,
+                choice,
+            )
+            if not other or count < 2:
+                break
+            # The oldest in half of the cases, any but the newest in the others.
+            other = False
+            choice = count - 1 if x & np.uint64(1) else 1 + m._below(x << np.uint64(20), count - 1)
+        if kind != t.STORE:
+            seen = st.words[message, STEP]
+            value = st.words[message, VALUE]
+            _record(st.words, st.records, st.clock, agent, message, chain, st.counts)
+            _synchronise(
+                st.words,
+                st.snapshots,
+                st.clock,
+                st.pending,
+                s.agent_device,
+                s.agent_block,
+                agent,
+                message,
+                sync,
+                s.fences,
+            )
+            if kind != t.WAIT and s.ops[op, t.DST] >= 0:
+                st.registers[agent, s.ops[op, t.DST]] = value
+        if kind == t.STORE or (kind == t.RMW and (mode != _SWAP or value == expected)):
+            # A compare-and-swap that fails writes nothing and so releases nothing.
+            value = wanted if kind == t.STORE else words.rmw(s.ops[op, t.FN], value, wanted, expected)
+            if sync & 2:
+                _release(s, st, agent, sync >> 4)
+            _write_word(s, st, op, address, value, agent, step, message, newer)
+    elif kind == t.FENCE:
+        if sync & 1:
+            # Acquire fence: pairs with releases seen by this agent's earlier relaxed reads.
+            for level in range(1, (sync >> 4) + 1):
+                for c in range(st.clock.shape[1]):
+                    st.clock[agent, c] = max(st.clock[agent, c], st.pending[agent, level, c])
+        if sync & 2:
+            # Release fence: pairs with acquiring reads of this agent's later relaxed stores.
+            at = _release(s, st, agent, sync >> 4)
+            for level in range(1, (sync >> 4) + 1):
+                st.fence[agent, level] = at
+    elif kind == t.WAIT:
+        seen = st.words[st.word_head[address], STEP]
+        value = st.words[st.word_head[address], VALUE]
+        choice = 1 if other else choice
+        _read_sum(s, st, op, address, agent, choice)
+    elif kind == t.WAIT_STAMP:
+        choice = 1 if other else choice
+        _wait_stamps(s, st, log, op, address, agent, choice)
+    else:
+        if other:
+            choice = _payload_choices(
+                s.moves, s.sources, s.items, st.cells, st.records, st.clock, st.cell_head, address, agent
+            )
+            if x & np.uint64(1):
+                choice &= 1 + np.int64(x >> np.uint64(1) & np.uint64(1))
+        if kind == t.MOVE:
+            _move(s, st, log, op, address, agent, step, choice)
+        elif kind == t.FILL:
+            dst, at = s.moves[address, t.M_DST], s.moves[address, t.M_VALUES]
+            for i in range(s.moves[address, t.M_COUNT]):
+                filled = np.int64(s.values[at + i])
+                _write_cell(s, st, op, s.items[dst + i], filled, np.int64(-1), agent, step, choice & _EARLY_WRITE)
+                if log.level == LEVEL_FULL:
+                    log.wrote[s.pending_at[address] + i] = s.values[at + i]
+        else:
+            value = np.int64(_expect(s, st, log, op, address, agent, choice) > 0)
+            if s.ops[op, t.DST] >= 0:
+                st.registers[agent, s.ops[op, t.DST]] = value
+    if log.level == LEVEL_FULL:
+        log.op[step] = op
+        log.seen[step] = seen
+        log.value[step] = value
+        log.row[step] = address
+    st.counts[C_OPS] += 1
+    _unsettle(st, agent)
+    return choice
+
+
+# ---- runs
+
+
+@njit(cache=True, _nrt=False)
+def _reset(s, st):
+    for k in range(len(st.word_head)):
+        st.word_head[k] = k
+        st.waiter[k] = -1
+    for k in range(len(st.cell_head)):
+        st.cell_head[k] = k
+    for k in range(len(st.ticks)):
+        st.ticks[k] = 0
+        for rank in range(st.written_back.shape[0]):
+            st.written_back[rank, k] = 0
+    for k in range(len(st.counts)):
+        st.counts[k] = 0
+    st.counts[C_WORDS], st.counts[C_CELLS] = len(st.word_head), len(st.cell_head)
+    for agent in range(len(st.pc)):
+        st.pc[agent] = s.agent_start[agent]
+        st.status[agent] = _NO_MOVE
+        st.place[agent] = st.maybe_place[agent] = st.next_waiter[agent] = -1
+        for k in range(st.clock.shape[1]):
+            st.clock[agent, k] = 0
+        for k in range(st.registers.shape[1]):
+            st.registers[agent, k] = 0
+        for level in range(4):
+            st.fence[agent, level] = -1
+            if s.fences:
+                for k in range(st.clock.shape[1]):
+                    st.pending[agent, level, k] = 0
+    for agent in range(len(st.pc) - 1, -1, -1):
+        _unsettle(st, agent)
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _may_time_out(s, st, agent):
+    waiting = st.place[agent] < 0 and (st.status[agent] == _PARKED or st.status[agent] == _POLLING)
+    return waiting and s.ops[st.pc[agent], t.TARGET] >= 0
+
+
+@njit(cache=True, _nrt=False)
+def _timed_out(s, st, x, early):
+    """A waiting agent that gives up, chosen at random among those with a bound; -1: none has one.
+
+    `early`: others could still move, so that only a bound on polls can be reached, not one in seconds.
+    """
+    count = 0
+    for agent in range(len(st.pc)):
+        count += _may_time_out(s, st, agent) and not (early and s.ops[st.pc[agent], t.CLOCK] > 0)
+    if count == 0:
+        return -1
+    wanted = m._below(x, count)
+    for agent in range(len(st.pc)):
+        if _may_time_out(s, st, agent) and not (early and s.ops[st.pc[agent], t.CLOCK] > 0):
+            if wanted == 0:
+                return agent
+            wanted -= 1
+    return -1
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _first_other(s, st):
+    """The first entity that is a choice other than an agent's first; the one before it ends an execution that hangs."""
+    return 2 * len(st.pc) + s.world * s.world + 1
+
+
+@njit(cache=True, _nrt=False)
+def _may_choose(s, st, entity):
+    """Whether an entity can be chosen now."""
+    agents, others = len(st.pc), _first_other(s, st)
+    if entity >= others:
+        agent, choice = (entity - others) % agents, 1 + (entity - others) // agents
+    elif entity == others - 1:
+        return st.counts[C_ENABLED] == 0 and st.counts[C_MAYBE] > 0
+    elif entity >= others - 1 - agents:
+        return _may_time_out(s, st, entity - (others - 1 - agents))
+    else:
+        agent, choice = entity, 0
+    if agent < 0 or agent >= agents or choice >= MAX_CHOICES or (st.place[agent] < 0 and st.maybe_place[agent] < 0):
+        return False
+    return _valid(s, st, agent) >> choice & 1 == 1
+
+
+@njit(cache=True, _nrt=False)
+def _final(st):
+    """The last message of every word and cell is what memory holds in the end."""
+    for k in range(len(st.word)):
+        st.word[k] = st.words[st.word_head[k], VALUE]
+    for k in range(len(st.cell)):
+        st.cell[k] = np.uint64(st.cells[st.cell_head[k], VALUE])
+
+
+@njit(cache=True, _nrt=False)
+def _stopped(s, st):
+    """HANG or DONE, when nothing can move. A kernel that was never launched waits at its first operation."""
+    for agent in range(len(st.pc)):
+        launched = s.agent_host[agent] or st.pc[agent] != s.agent_start[agent]
+        if st.status[agent] != _FINISHED and launched:
+            return HANG
+    return DONE
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _highest(st, with_maybe):
+    best = st.enabled[0]
+    for k in range(1, st.counts[C_ENABLED]):
+        if st.priority[st.enabled[k]] > st.priority[best]:
+            best = st.enabled[k]
+    if with_maybe:
+        for k in range(st.counts[C_MAYBE]):
+            if st.priority[st.maybe[k]] > st.priority[best]:
+                best = st.maybe[k]
+    return np.int64(best)
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_steps, stop_on_wrong):
+    _reset(s, st)
+    agents = len(st.pc)
+    others = _first_other(s, st)
+    x = np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x1234567)
+    if x == np.uint64(0):
+        x = np.uint64(1)
+    for _ in range(4):
+        x = m._next_random(x)
+    stale = (0, 1 << 13, 1 << 15, 1 << 16)[m._below(x, 4)]
+    if policy == PCT:
+        for agent in range(agents):
+            x = m._next_random(x)
+            st.priority[agent] = m._below(x, 1 << 30) + (1 << 20)
+    step = np.int64(0)
+    cursor = np.int64(0)
+    current = np.int64(-1)
+    while True:
+        while st.counts[C_UNSETTLED]:
+            st.counts[C_UNSETTLED] -= 1
+            _settle(s, st, np.int64(st.unsettled[st.counts[C_UNSETTLED]]))
+        st.counts[C_STEPS] = step
+        n, n_maybe = st.counts[C_ENABLED], st.counts[C_MAYBE]
+        x = m._next_random(x)
+        agent, choice, gives_up = np.int64(-1), np.int64(0), False
+        if policy == TOLERANT:
+            while cursor < len(choices) and not _may_choose(s, st, np.int64(choices[cursor])):
+                cursor += 1
+        if (policy == REPLAY or policy == TOLERANT) and cursor < len(choices):
+            entity = np.int64(choices[cursor])
+            cursor += 1
+            if not _may_choose(s, st, entity):
+                return DIVERGED
+            if entity >= others:
+                agent, choice = (entity - others) % agents, 1 + (entity - others) // agents
+            elif entity == others - 1:
+                return HANG
+            elif entity >= others - 1 - agents:
+                agent, gives_up = entity - (others - 1 - agents), True
+            else:
+                agent = entity
+        elif n == 0:
+            agent = _timed_out(s, st, x, False)
+            gives_up = agent >= 0
+            x = m._next_random(x)
+            if n_maybe and (policy == RANDOM or policy == PCT) and m._below(x, 4) == 0:
+                x = m._next_random(x)
+                agent, gives_up = np.int64(st.maybe[m._below(x, n_maybe)]), False
+            elif agent < 0:
+                return _stopped(s, st)
+        elif early_timeout > 0 and m._below(x, 1 << 32) < early_timeout and _timed_out(s, st, x, True) >= 0:
+            x = m._next_random(x)  # the number that made it a timeout is small, so it cannot also say whose
+            agent, gives_up = _timed_out(s, st, x, True), True
+        elif policy == RANDOM:
+            k = m._below(x, n + n_maybe)
+            agent = np.int64(st.enabled[k]) if k < n else np.int64(st.maybe[k - n])
+        elif policy == PCT:
+            agent = _highest(st, m._below(x, 4) == 0)
+            for k in range(len(change_points)):
+                if change_points[k] == step:
+                    st.priority[agent] = len(change_points) - k
+                    agent = _highest(st, False)
+        elif current >= 0 and st.place[current] >= 0:
+            agent = current
+        else:
+            agent = np.int64(st.enabled[0])
+            for k in range(1, n):
+                agent = min(agent, np.int64(st.enabled[k]))
+        if step >= max_steps:
+            return STEP_LIMIT
+        if (policy == RANDOM or policy == PCT) and stale > 0:
+            x = m._next_random(x)
+            choice = np.int64(-1)
+        current = agent
+        _unpark(st, agent)
+        if gives_up:
+            if log.level != LEVEL_NONE:
+                log.choice[step] = others - 1 - agents + agent
+            if log.level == LEVEL_FULL:
+                log.op[step] = -2
+                log.row[step] = st.pc[agent]
+            st.pc[agent] = s.ops[st.pc[agent], t.TARGET]
+            st.counts[C_TIMEOUTS] += 1
+            _unsettle(st, agent)
+        else:
+            choice = _execute(s, st, log, agent, step, choice, x, stale)
+            if log.level != LEVEL_NONE:
+                log.choice[step] = agent if choice == 0 else others + (choice - 1) * agents + agent
+        step += 1
+        st.counts[C_STEPS] = step
+        if stop_on_wrong and st.counts[C_WRONG]:
+            return DONE
+
+
+@njit(nogil=True, cache=True, _nrt=False)
+def _runs(s, st, log, policy, seed, count, choices, change_points, early_timeout, max_steps, stop_on_wrong, totals):
+    length = np.int64(64)
+    outcome = np.int64(DONE)
+    for k in range(seed, seed + count):
+        if policy == PCT:
+            m._draw_change_points(change_points, k, length)
+        outcome = _run(s, st, log, policy, k, choices, change_points, early_timeout, max_steps, stop_on_wrong)
+        if log.level != LEVEL_NONE:
+            _final(st)
+        length = max(st.counts[C_STEPS], 1)
+        wrong, aborted = st.counts[C_WRONG] > 0, st.counts[C_TIMEOUTS] > 0
+        totals[m.T_RUNS] += 1
+        totals[m.T_WRONG] += wrong
+        totals[m.T_HANGS] += outcome == HANG
+        totals[m.T_ABORTS] += aborted
+        totals[m.T_OPS] += st.counts[C_OPS]
+        if (wrong or aborted or outcome == HANG) and totals[m.T_FIRST] < 0:
+            totals[m.T_FIRST] = k
+    return outcome
+
+
+def run(
+    s: Static,
+    st: State,
+    log: m.Log,
+    policy: int,
+    seed: int = 0,
+    choices: np.ndarray | None = None,
+    early_timeout: int = 0,
+    max_steps: int | None = None,
+) -> int:
+    """Run once from the start; arguments and outcome as `machine.run`.
+
+    With a agents, the entities are: agent k, which takes the first choice of its operation (the newest message that
+    fits; the place behind the newest; payload read fresh and written last), as in `machine`; world**2 unused ones;
+    the timeout of agent k is a + world**2 + k; 2 a + world**2 ends an execution in which agents can go on only by
+    luck; choice c > 0 of agent k is 2 a + world**2 + 1 + (c - 1) a + k.
+
+    RANDOM and PCT take choices other than the first with a probability that the seed sets for the whole run: never,
+    rarely, half of the time, always. RUN_ON takes first choices only, and no luck.
+    """
+    chosen = np.zeros(0, np.int32) if choices is None else np.ascontiguousarray(choices, np.int32)
+    limit = 2 * len(s.ops) if max_steps is None else max_steps
+    totals = m.new_totals()
+    return int(_runs(s, st, log, policy, seed, 1, chosen, m.new_change_points(), early_timeout, limit, False, totals))
+
+
+def batch(
+    s: Static,
+    st: State,
+    log: m.Log,
+    policy: int,
+    seed: int,
+    count: int,
+    early_timeout: int = 0,
+    stop_on_wrong: bool = True,
+) -> np.ndarray:
+    """Run seeds `seed`, `seed + 1`, ... `seed + count - 1`; returns the totals, indexed by `machine.T_*`."""
+    totals = m.new_totals()
+    none = np.zeros(0, np.int32)
+    limit = 2 * len(s.ops)
+    _runs(s, st, log, policy, seed, count, none, m.new_change_points(), early_timeout, limit, stop_on_wrong, totals)
+    return totals
+
+
+def movable(s: Static, st: State) -> list[int]:
+    """What can be chosen next, in order, after a run that its `max_steps` ended."""
+    agents, others = len(st.pc), 2 * len(st.pc) + s.world * s.world + 1
+    entities = []
+    for agent in range(agents):
+        if st.place[agent] >= 0 or st.maybe_place[agent] >= 0:
+            valid = int(_valid(s, st, agent))
+            choices = [choice for choice in range(MAX_CHOICES) if valid >> choice & 1]
+            entities += [agent if choice == 0 else others + (choice - 1) * agents + agent for choice in choices]
+    if not st.counts[C_ENABLED]:
+        timeouts = [others - 1 - agents + agent for agent in range(agents)]
+        timeouts = [entity for entity in timeouts if _may_choose(s, st, entity)]
+        # Where no bounded wait can give up, agents that only luck lets go may also wait for ever.
+        entities += timeouts or ([others - 1] if entities else [])
+    return sorted(entities)
