@@ -22,8 +22,9 @@ from numba import njit
 from lab.protocol import tables as t
 from lab.protocol.program import Memory, Scope
 from lab.protocol.tables import COLUMNS
+from lab.sim import words
 from lab.sim.presets import Costs
-from lab.sim.words import SUM_LE, met, operand, rmw, signed
+from lab.sim.words import SUM_LE, rmw, signed
 
 # `ops` has the columns of `Tables.ops` and four more: what is special about an operation, its poll bound and its
 # bound in microseconds (-1: none), and its row of `values`.
@@ -115,6 +116,19 @@ class Arrays(NamedTuple):
     timeouts: np.ndarray
     span_op: np.ndarray
     span_time: np.ndarray
+
+
+# Called, not inlined a dozen times: half the time to compile.
+@njit(cache=True, _nrt=False)
+def operand(exprs, postfix, row, registers, a):
+    """The word that expression `row` has for agent `a`."""
+    return words.operand(exprs, postfix, row, registers, a)
+
+
+@njit(cache=True, _nrt=False)
+def met(cond, word, value):
+    """Whether one word meets a wait condition."""
+    return words.met(cond, word, value)
 
 
 # -- random numbers ----------------------------------------------------------------------------------------------------
@@ -318,11 +332,11 @@ def _wake(ops, agent, clock, word, heap, count, w, value, time):
 
 
 @njit(cache=True, _nrt=False)
-def _join(agent, word, heap, count, a, w, words):
+def _join(agent, word, heap, count, a, w, width):
     """Agent `a` sleeps until a write to the word, or to one of several."""
     if agent[a, NEXT] != NOT_WAITING:
         return
-    if words > 1:
+    if width > 1:
         agent[a, NEXT] = -1
         heap[1, count[MULTI]] = a
         count[MULTI] += 1
@@ -332,11 +346,11 @@ def _join(agent, word, heap, count, a, w, words):
 
 
 @njit(cache=True, _nrt=False)
-def _leave(agent, word, heap, count, a, w, words):
+def _leave(agent, word, heap, count, a, w, width):
     """Agent `a` waits no more."""
     if agent[a, NEXT] == NOT_WAITING:
         return
-    if words > 1:
+    if width > 1:
         n = count[MULTI]
         for k in range(n):
             if heap[1, k] == a:
@@ -654,7 +668,7 @@ def run(
                 agent[a, PC] = pc + 1
             elif kind == t.WAIT or kind == t.WAIT_STAMP:
                 w, wanted, cond = agent[a, W_WORD], agent[a, W_VALUE], ops[pc, t.FN]
-                words = ops[pc, t.COUNT] if kind == t.WAIT else 0
+                width = ops[pc, t.COUNT] if kind == t.WAIT else 0
                 later = _INF  # the next poll that is worth making
                 if kind == t.WAIT_STAMP:
                     row = agent[a, ROW]
@@ -665,14 +679,14 @@ def run(
                         later = _next_poll(clock, a, time)
                 elif cond == SUM_LE:
                     total = np.int64(0)
-                    for k in range(words):
+                    for k in range(width):
                         total += signed(_word_seen(word, queue, w + k, now, a))
                     ok = total <= signed(wanted)
                 else:
                     ok = met(cond, _word_seen(word, queue, w, now, a), wanted)
                 if ok or now >= clock[a, W_END] - 1e-3:
                     if kind == t.WAIT:
-                        _leave(agent, word, heap, count, a, w, words)
+                        _leave(agent, word, heap, count, a, w, width)
                     agent[a, PC] = pc + 1
                     if not ok:
                         n = count[TIMEOUTS]
@@ -690,10 +704,10 @@ def run(
                             issue += clock[a, DELAY]
                 else:
                     if kind == t.WAIT:
-                        _join(agent, word, heap, count, a, w, words)
-                        for k in range(w, w + words):
+                        _join(agent, word, heap, count, a, w, width)
+                        for k in range(w, w + width):
                             for j in range(word[k, QUEUED]):
-                                if words > 1 or met(cond, word[k, QUEUE_VALUE + j], wanted):
+                                if width > 1 or met(cond, word[k, QUEUE_VALUE + j], wanted):
                                     later = min(later, _next_poll(clock, a, queue[k, QUEUE_TIME + j]))
                                     break
                     elif later == _INF:
