@@ -1,7 +1,7 @@
 """Numbers for an execution: what the outputs hold in fp16, bf16 or fp32, as the kernel would give them.
 
-The steps of a recorded execution are repeated on numbers, one a cell: sums are taken in fp32 in the order of the sources and rounded
-once, to nearest even, where a value is stored.
+The steps of a recorded execution are repeated on numbers, one a cell, and each read sees what it saw there: sums are
+taken in fp32 in the order of the sources and rounded once, to nearest even, where a value is stored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def rank_times_version(rank: int, version: int) -> float:
 
 @dataclass(frozen=True)
 class Output:
-    """What an output held when it was compared: mean over elements, the mean due, and the share of elements that differ."""
+    """What an output held when it was compared: the mean, the mean due, and the share of elements that differ."""
 
     rank: int
     call: int
@@ -45,40 +45,45 @@ def outputs(execution: Execution, number: NumberOf = rank_times_version, poison:
     tables, log = execution.tables, execution.log
     program = tables.program
     store = _rounding(program.dtype)
-    cell = np.full(len(tables.cell_start), poison, np.float32)
+    initial = np.full(len(tables.cell_start), poison, np.float32)
     for region in program.regions:
         if region.kind == "payload" and region.source is not None:
-            cell[tables.cells_of(region)] = store(np.float32(number(*region.source)))
-    pending: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+            initial[tables.cells_of(region)] = store(np.float32(number(*region.source)))
+    wrote: dict[int, np.ndarray] = {}
     found = []
     for step in range(execution.steps):
         row = int(log.op[step])
-        if row == -1:
-            if int(log.row[step]) in pending:
-                items, values = pending.pop(int(log.row[step]))
-                cell[items] = values
-            continue
-        if row < 0:
-            continue
-        kind = int(tables.ops[row, t.KIND])
+        kind = int(tables.ops[row, t.KIND]) if row >= 0 else -1
         if kind == t.EXPECT:
-            found.append(_output(execution, step, cell, number))
+            found.append(_output(execution, step, _read(execution, step, 0, initial, wrote), number))
         elif kind == t.FILL:
             source = tables.op(row).source  # type: ignore[attr-defined]
-            cell[_items(tables, log.row[step])] = poison if source is None else store(np.float32(number(*source)))
+            value = np.float32(poison) if source is None else store(np.float32(number(*source)))
+            wrote[step] = np.full(int(tables.moves[log.row[step], t.M_COUNT]), value, np.float32)
         elif kind == t.MOVE:
-            values = store(_sum(tables, int(log.row[step]), cell))
-            if _travels(execution, step):
-                pending[step] = (_items(tables, log.row[step]), values)
-            else:
-                cell[_items(tables, log.row[step])] = values
+            count = int(tables.moves[log.row[step], t.M_N_SOURCES])
+            wrote[step] = store(sum(_read(execution, step, k, initial, wrote) for k in range(count)))
     return found
 
 
-def _travels(execution: Execution, step: int) -> bool:
-    row = int(execution.log.op[step])
-    rank = int(execution.tables.agent_rank[execution.tables.ops[row, t.AGENT]])
-    return execution.memory == "posted" and int(execution.tables.moves[execution.log.row[step], t.M_RANK]) != rank
+def _read(
+    execution: Execution, step: int, source: int, initial: np.ndarray, wrote: dict[int, np.ndarray]
+) -> np.ndarray:
+    """The numbers that a step read from one of its sources: what the steps that it saw had written."""
+    tables, log = execution.tables, execution.log
+    row = int(log.row[step])
+    move = tables.moves[row]
+    count, offset = int(move[t.M_COUNT]), int(tables.sources[move[t.M_SOURCES] + source])
+    cells = tables.items[offset : offset + count]
+    first = int(execution.static.reads_at[row]) + source * count
+    seen = log.reads[first : first + count]
+    numbers = initial[cells]
+    for writer in np.unique(seen[seen >= 0]).tolist():
+        theirs = _items(tables, int(log.row[writer]))
+        order = np.argsort(theirs, kind="stable")
+        mine = seen == writer
+        numbers[mine] = wrote[writer][order[np.searchsorted(theirs, cells[mine], sorter=order)]]
+    return numbers
 
 
 def _items(tables: t.Tables, row: int) -> np.ndarray:
@@ -86,18 +91,7 @@ def _items(tables: t.Tables, row: int) -> np.ndarray:
     return tables.items[move[t.M_DST] : move[t.M_DST] + move[t.M_COUNT]]
 
 
-def _sum(tables: t.Tables, row: int, cell: np.ndarray) -> np.ndarray:
-    move = tables.moves[row]
-    total = None
-    for k in range(int(move[t.M_N_SOURCES])):
-        offset = int(tables.sources[move[t.M_SOURCES] + k])
-        term = cell[tables.items[offset : offset + move[t.M_COUNT]]]
-        total = term if total is None else total + term
-    assert total is not None
-    return total
-
-
-def _output(execution: Execution, step: int, cell: np.ndarray, number: NumberOf) -> Output:
+def _output(execution: Execution, step: int, held: np.ndarray, number: NumberOf) -> Output:
     tables = execution.tables
     op = tables.op(int(execution.log.op[step]))
     assert isinstance(op, Expect)
@@ -106,9 +100,9 @@ def _output(execution: Execution, step: int, cell: np.ndarray, number: NumberOf)
     cells = tables.items[offset : offset + move[t.M_COUNT]]
     weight = tables.cell_length[cells]
     due = float(_rounding(tables.program.dtype)(np.float32(sum(np.float32(number(*source)) for source in op.due))))
-    share = float(np.sum(weight * (cell[cells] != due)) / np.sum(weight))
+    share = float(np.sum(weight * (held != due)) / np.sum(weight))
     agent = tables.program.agents[int(tables.ops[execution.log.op[step], t.AGENT])]
-    return Output(agent.rank, op.due[0][1], float(np.average(cell[cells], weights=weight)), due, share)
+    return Output(agent.rank, op.due[0][1], float(np.average(held, weights=weight)), due, share)
 
 
 def _rounding(dtype: str) -> Callable[[np.ndarray], np.ndarray]:
