@@ -26,7 +26,7 @@ By induction on the steps, every schedule then executes the same operations with
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numba import njit
@@ -84,6 +84,7 @@ class Straight:
     check_races: np.ndarray
     clock: np.ndarray
     wrong: bool
+    _accesses: tuple[np.ndarray, np.ndarray, np.ndarray] = field(repr=False)
 
     @property
     def threads(self) -> int:
@@ -103,6 +104,15 @@ class Straight:
     def lengths(self) -> np.ndarray:
         """Steps of each thread."""
         return np.diff(self.start)
+
+    def racing_pairs(self) -> np.ndarray:
+        """int64 (pairs, 2): conflicting steps that nothing orders, the earlier one of the recorded execution first."""
+        cells, at, writes = self._accesses
+        row = np.empty(self.steps, np.int64)
+        row[self.event] = np.arange(self.steps)
+        thread = np.repeat(np.arange(self.threads), self.lengths())
+        number = (np.arange(self.steps) - self.start[thread]).astype(np.int64)
+        return _racing_pairs(cells, row[at], writes, thread, number, self.clock)
 
     def schedule(self, counters: np.ndarray) -> np.ndarray:
         """Choices (int32 entities of `machine.run`) that lead to the state in which each thread has made so many steps.
@@ -565,9 +575,7 @@ def _assemble(tables: Tables, execution: Execution, events: _Events, order: _Ord
     start = np.concatenate(([0], np.cumsum(np.bincount(thread, minlength=threads)))).astype(np.int64)
     place = np.zeros(n, np.int32)  # a step's number in its thread
     place[by_thread] = np.arange(n) - start[thread[by_thread]]
-    clock, guard_count, guard_event, guard_thread, guard_min = _guards(
-        n, threads, thread, place, order.needed_at, order.needed
-    )
+    clock, guard_event, guard_thread, guard_min = _guards(n, threads, thread, place, order.needed_at, order.needed)
     cells, at, writes = _accesses(tables, execution, events)
     checks = _checks(n, threads, thread, place, clock, cells, at, writes)
     check_event, check_thread, check_min, check_races = checks
@@ -595,6 +603,7 @@ def _assemble(tables: Tables, execution: Execution, events: _Events, order: _Ord
         check_races=check_races,
         clock=clock[by_thread],
         wrong=bool(execution.state.counts[m.C_WRONG]),
+        _accesses=(cells, at, writes),
     )
     decides = (tables.ops[straight.op, t.KIND] == t.EXPECT) & _used_results(tables)[straight.op]
     if straight.racy and np.any(decides):
@@ -675,7 +684,7 @@ def _guards(n, threads, thread, place, needed_at, needed):
             event[count], of_thread[count], minimum[count] = e, u, place[other] + 1
             count += 1
         clock[e, k] = place[e] + 1
-    return clock, count, event[:count].copy(), of_thread[:count].copy(), minimum[:count].copy()
+    return clock, event[:count].copy(), of_thread[:count].copy(), minimum[:count].copy()
 
 
 def _accesses(tables: Tables, execution: Execution, events: _Events) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -730,3 +739,25 @@ def _checks(n, threads, thread, place, clock, cells, at, writes):
                 racing[count] = clock[e, k] < last[e, k] + 1
                 count += 1
     return event, of_thread, minimum, racing
+
+
+@njit(cache=True)
+def _racing_pairs(cells, rows, writes, thread, number, clock):
+    found = set()
+    lo = 0
+    while lo < len(cells):
+        hi = lo
+        while hi < len(cells) and cells[hi] == cells[lo]:
+            hi += 1
+        for j in range(lo, hi):
+            for i in range(lo, j):
+                a, b = rows[i], rows[j]
+                if (writes[i] or writes[j]) and thread[a] != thread[b] and clock[b, thread[a]] <= number[a]:
+                    found.add((a, b))
+        lo = hi
+    pairs = np.zeros((len(found), 2), np.int64)
+    k = 0
+    for a, b in found:
+        pairs[k, 0], pairs[k, 1] = a, b
+        k += 1
+    return pairs
