@@ -14,6 +14,8 @@ What limits the model:
 * Hosts are loops of fixed steps with exponential waits; nothing else runs on the machine.
 * Blocks of one launch always fit on the GPU together, and they start in order of their index.
 * Own polls and single words take no bandwidth; only payload and stores to other GPUs queue.
+* The values were settled with the hardware results in view, one value for all sizes, modes and protocols. So that the
+  level of a share agrees is no independent evidence; that it changes with size as it does was not put in.
 * Few of the values are measured. "derived" says from what; "assumed" means a round figure of the right size from public
   descriptions of such hardware, not from the machine named. Take shapes and comparisons from the model, not
   nanoseconds.
