@@ -5,7 +5,7 @@ The machine runs the program once. The clocks are then computed from what each w
 * A write releases with its own order, or through the last release fence before it; at scope s, to agents inside s.
 * A read-modify-write continues the release sequence of the write that it replaces; a plain store ends it (C++20).
 * A wait joins the *first* write of the word's modification order that meets its condition and that the waiter may still read.
-  Joining the last one seen would hide races that another schedule shows.
+  Joining the last one seen would hide races that another schedule shows. A load whose result nobody uses is a wait for anything.
 * A relaxed read gives order only through a later acquire fence.
 * Two agents synchronise when the scopes of both sides include the other: wave < block < device (rank) < system.
 
@@ -136,15 +136,46 @@ def _join(into, other):
 
 
 @njit(cache=True)
-def _join_released(into, write, level, released, is_rmw, previous, rows):
-    """Join what the write released at `level`, and through a chain of RMWs what the writes before it did."""
+def _join_released(now, pending, agent, acquires, scope, write, released, is_rmw, previous, writer, rows, places):
+    """Join what a write released to `agent`, and through a chain of RMWs what the writes before it did.
+
+    Each of them synchronises by itself: its scope and the reader's must include the other's agent. A relaxed read keeps what it saw
+    for a later acquire fence.
+    """
+    rank, block, call, host = places
     while write >= 0:
+        needed = _needed_scope(agent, writer[write], rank, block, call, host)
+        level = max(needed, 1)
         row = released[write, level]
-        if row >= 0:
-            _join(into, rows[row])
+        if row >= 0 and scope >= needed:
+            _join(now[agent] if acquires else pending[agent, level], rows[row])
         if not is_rmw[write]:
             return
         write = previous[write]
+
+
+@njit(cache=True)
+def _registers_read(ops, exprs, postfix, n_agents):
+    """Registers that some operation of each agent reads, as bits."""
+    read = np.zeros(n_agents, np.uint64)
+    for op in range(len(ops)):
+        for column in (t.VALUE, t.SELECT, t.EXPECTED, t.STAMP):
+            row = ops[op, column]
+            if row < 0 or (column == t.VALUE and not _has_value(ops[op, t.KIND])):
+                continue
+            mode, a, b = exprs[row]
+            if mode == t.REGISTER or mode == t.REGISTER_PLUS:
+                read[ops[op, t.AGENT]] |= np.uint64(1) << np.uint64(a)
+            elif mode == t.POSTFIX:
+                for k in range(a, a + b):
+                    if postfix[k, 0] == t.PUSH_REG:
+                        read[ops[op, t.AGENT]] |= np.uint64(1) << np.uint64(postfix[k, 1])
+    return read
+
+
+@njit(forceinline=True, cache=True)
+def _has_value(kind):
+    return kind in (t.STORE, t.RMW, t.WAIT, t.SET, t.BRANCH, t.WAIT_STAMP)
 
 
 @njit(cache=True)
@@ -181,8 +212,21 @@ def _clocks(
     previous = np.full(steps, -1, np.int32)  # the write before it on the same word
     last = np.full(len(initial), -1, np.int32)
     writer = np.full(steps, -1, np.int32)
+    earliest = np.full(steps, -1, np.int32)  # the earliest write that a read may have seen
+    read_before = np.full(steps, -1, np.int32)  # the read before it of the same agent
+    last_read = np.full(n_agents, -1, np.int32)
+    used = _registers_read(ops, exprs, postfix, n_agents)
+    places = (rank, block, call, host)
+    started = np.zeros(n_agents, np.bool_)
+    for op in range(len(ops)):
+        if not started[ops[op, t.AGENT]]:
+            started[ops[op, t.AGENT]] = True
+            _local(ops, op, exprs, postfix, registers, ops[op, t.AGENT])
     for step in range(steps):
         op = log_op[step]
+        if op == -2:
+            gave_up = log_row[step]
+            _local(ops, ops[gave_up, t.TARGET], exprs, postfix, registers, ops[gave_up, t.AGENT])
         if op < 0:
             continue
         agent = ops[op, t.AGENT]
@@ -198,29 +242,42 @@ def _clocks(
         at = log_row[step]
         reads = kind == t.LOAD or kind == t.WAIT or kind == t.RMW
         if reads:
-            seen = log_seen[step]
-            if kind == t.WAIT and ops[op, t.FN] != words.SUM_LE:
-                value = words.operand(exprs, postfix, ops[op, t.VALUE], registers, agent)
+            # A wait joins the first write that meets it, and a read whose result nobody uses the first that it may see: another
+            # schedule may show it that one. A read that is used decides what its agent does, so here it has seen what it saw.
+            fn, value = words.ANY, np.int64(0)
+            if kind == t.WAIT:
+                fn, value = ops[op, t.FN], words.operand(exprs, postfix, ops[op, t.VALUE], registers, agent)
                 wanted[step] = value
-                seen = _first_satisfying(
-                    seen, ops[op, t.FN], value, log_value, previous, writer, now[agent], time, chain, initial[at]
+            if fn == words.SUM_LE:
+                earliest[step] = log_seen[step]
+            else:
+                floor = _last_seen(last_read[agent], at, log_row, earliest, read_before)
+                earliest[step] = _first_satisfying(
+                    log_seen[step], fn, value, log_value, previous, now[agent], time, chain, initial[at], floor
                 )
-            joined[step] = seen
-            if seen >= 0:
-                needed = _needed_scope(agent, writer[seen], rank, block, call, host)
-                if scope >= needed:
-                    if order & 1:
-                        _join_released(now[agent], seen, max(needed, 1), released, is_rmw, previous, rows)
-                    elif not guards_only:
+            is_used = kind != t.WAIT and ops[op, t.DST] >= 0 and used[agent] >> np.uint64(ops[op, t.DST]) & np.uint64(1)
+            joined[step] = log_seen[step] if is_used else earliest[step]
+            read_before[step], last_read[agent] = last_read[agent], step
+            acquires = order & 1 != 0
+            if acquires or not guards_only:
+                for k in range(ops[op, t.COUNT] if fn == words.SUM_LE else 1):
+                    seen = joined[step] if k == 0 else last[at + k]
+                    if seen >= 0 and scope >= _needed_scope(agent, writer[seen], rank, block, call, host):
                         _join_released(
-                            pending[agent, max(needed, 1)], seen, max(needed, 1), released, is_rmw, previous, rows
+                            now, pending, agent, acquires, scope, seen, released, is_rmw, previous, writer, rows, places
                         )
+        writes = kind == t.STORE or kind == t.RMW
         if kind == t.LOAD or kind == t.RMW:
+            old = log_value[step]
+            if kind == t.RMW:
+                old = log_value[log_seen[step]] if log_seen[step] >= 0 else initial[at]
+            if kind == t.RMW and ops[op, t.FN] == t.CAS:
+                # A compare-and-swap that fails writes nothing and so releases nothing.
+                writes = old == words.operand(exprs, postfix, ops[op, t.EXPECTED], registers, agent)
             if ops[op, t.DST] >= 0:
-                old = log_value[step]
-                if kind == t.RMW:
-                    old = log_value[log_seen[step]] if log_seen[step] >= 0 else initial[at]
                 registers[agent, ops[op, t.DST]] = old
+        if kind == t.EXPECT and ops[op, t.DST] >= 0:
+            registers[agent, ops[op, t.DST]] = log_value[step]
         if kind == t.FENCE:
             if order & 1:
                 for level in range(1, scope + 1):
@@ -229,7 +286,7 @@ def _clocks(
         if kind == t.FENCE and order & 2:
             for level in range(1, scope + 1):
                 fence[agent, level] = step
-        if kind == t.STORE or kind == t.RMW:
+        if writes:
             writer[step] = agent
             is_rmw[step] = kind == t.RMW
             for level in range(1, scope + 1):
@@ -260,20 +317,30 @@ def _local(ops, pc, exprs, postfix, registers, agent):
 
 
 @njit(cache=True)
-def _first_satisfying(seen, cond, value, log_value, previous, writer, now, time, chain, initial):
-    """The earliest write (or -1, the initial value) that meets the condition and that the waiter may still read.
+def _last_seen(read, at, log_row, earliest, read_before):
+    """The write that the agent's previous read of word `at` saw at the earliest; -1: the initial value."""
+    while read >= 0:
+        if log_row[read] == at:
+            return earliest[read]
+        read = read_before[read]
+    return np.int32(-1)
 
-    Coherence: a wait may not read a write older than one that happens before it.
+
+@njit(cache=True)
+def _first_satisfying(seen, cond, value, log_value, previous, now, time, chain, initial, floor):
+    """The earliest write (or -1, the initial value) that meets the condition and that the reader may still see.
+
+    Coherence: it may not see a write older than one that happens before it, or than `floor`, which it saw before.
     """
     best = seen
     write = seen
     while write >= 0:
-        if words.met(cond, log_value[write], value):
+        if cond == words.ANY or words.met(cond, log_value[write], value):
             best = write
-        if now[chain[write]] >= time[write]:
+        if now[chain[write]] >= time[write] or write == floor:
             return best
         write = previous[write]
-    if words.met(cond, initial, value):
+    if cond == words.ANY or words.met(cond, initial, value):
         return np.int32(-1)
     return best
 
@@ -401,9 +468,9 @@ def _agent(tables: Tables, execution: Execution, step: int):
 def _in_order(tables: Tables, execution: Execution, pair: np.ndarray) -> tuple[int, int]:
     """The two steps, the one that should come first first: the earlier call; within a call, the write."""
     a, b = int(pair[0]), int(pair[1])
-    call_a, call_b = _agent(tables, execution, a).call, _agent(tables, execution, b).call
-    if call_a != call_b:
-        return (a, b) if call_a < call_b else (b, a)
+    one, two = _agent(tables, execution, a), _agent(tables, execution, b)
+    if one.call != two.call and "host" not in (one.kind, two.kind):
+        return (a, b) if one.call < two.call else (b, a)
     if pair[4] and pair[5]:
         return a, b
     return (a, b) if pair[4] else (b, a)
@@ -448,12 +515,16 @@ def _missing(tables: Tables, execution: Execution, first: int, second: int) -> s
     one, two = _agent(tables, execution, first), _agent(tables, execution, second)
     release = _next_release(tables, execution, first)
     acquire = _last_acquire(tables, execution, second)
-    after = f"it next releases at {release}" if release else "it never releases after it"
-    before = f"its last acquire before is {acquire}" if acquire else "it acquires nothing before it"
+    a, b = _position(tables, execution, first), _position(tables, execution, second)
+    after = f"after it, {one.name} next releases at {release}" if release else f"{one.name} releases nothing after it"
+    before = (
+        f"{two.name} last acquires at {acquire}, before its op {b}"
+        if acquire
+        else f"{two.name} acquires nothing before its op {b}"
+    )
     return (
-        f"{one.name} must be done with op {_position(tables, execution, first)} before {two.name} does op "
-        f"{_position(tables, execution, second)}; {one.name}: {after}; {two.name}: {before}; no chain of release and "
-        f"acquire leads from the one to the other"
+        f"nothing makes {two.name}, op {b}, wait until {one.name} is done with op {a}: {after}; {before}; and no path "
+        f"of releases and acquires leads from there to here"
     )
 
 

@@ -13,6 +13,7 @@ _HALF = np.int64(0x8000_0000)
 _ADD, _SUB, _MUL, _MOD, _DIV, _AND, _OR, _XOR, _SHL, _SHR, _EQ, _NE, _LT, _GE, _LTS, _GES = range(16)
 assert t.OPERATORS == ("+", "-", "*", "%", "//", "&", "|", "^", "<<", ">>", "==", "!=", "<", ">=", "<s", ">=s")
 EQ, NE, GE, GE_SIGNED, GE_MOD, SUM_LE = range(6)  # lab.protocol.program.Cond
+ANY = -1  # met by every word: a load
 STACK = 16  # deepest operand; `registers` rows carry this much room at their end
 
 
