@@ -11,7 +11,8 @@ from lab.errors import LabError
 from lab.protocol.program import Site
 
 _LANGUAGE = frozenset(
-    str(Path(__file__).parent / name) for name in ("errors.py", "layout.py", "write.py", "record.py", "expr.py")
+    str(Path(__file__).parent / f"{name}.py")
+    for name in ("errors", "layout", "memory", "expr", "record", "block", "host", "build", "write")
 )
 
 
@@ -26,7 +27,7 @@ class ProtocolError(LabError):
 
 
 def user_site() -> Site:
-    """Where the user's text is: the innermost line outside the language, and the line of the protocol that led there."""
+    """Where the user's text is: the innermost line outside the language, and the protocol's line that led there."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename in _LANGUAGE:
         frame = frame.f_back

@@ -1,8 +1,8 @@
 """32-bit word expressions: what a protocol computes from a register while it runs.
 
 A `Reg` holds a word that an agent loaded; arithmetic on it builds a tree that the machine evaluates, wrapping modulo
-2**32 as the hardware does. An expression that selects an address must be *bounded* (`seq % 2`), so that the compiler can
-lay out one address per value.
+2**32 as the hardware does. An expression that selects an address must be *bounded* (`seq % 2`), so that the compiler
+can lay out one address per value.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ BINARY: dict[str, Callable[[int, int], int]] = {
     "<s": lambda a, b: int(to_signed(a) < to_signed(b)),
     ">=s": lambda a, b: int(to_signed(a) >= to_signed(b)),
 }
-"""Word operators by symbol; operands and results are words in 0..2**32-1. `<` and `>=` are unsigned, `<s` and `>=s` signed."""
+"""Word operators by symbol; operands and results are words in 0..2**32-1.
+
+`<` and `>=` are unsigned, `<s` and `>=s` signed.
+"""
 
 
 class Expr:
@@ -186,7 +189,7 @@ def evaluate(expr: Expr, registers: dict[int, int]) -> int:
 
 
 def bound_of(expr: Expr) -> int | None:
-    """The number of values that `expr` can take where its form shows it: `x % n`, `x & (2**k - 1)`, a bounded register."""
+    """How many values `expr` can take, where its form shows it: `x % n`, `x & (2**k - 1)`, a bounded register."""
     if isinstance(expr, Reg):
         return expr.bound
     if isinstance(expr, Binary) and isinstance(expr.right, Const):

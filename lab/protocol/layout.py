@@ -1,8 +1,9 @@
 """Addresses: how a protocol names slots, flags and counters, and where they lie in a region.
 
-A region may have named leading dimensions. Indexing it gives a slot (payload) or a word, whose label the verdicts repeat:
-`staging[p, 1]` of a region declared with `parity=2, source=4` is "staging[parity p, source 1]". Slicing a slot gives a part
-of it. Elements are laid out row-major, as in the kernels, so that indices computed from sizes may alias as they do there.
+A region may have named leading dimensions. Indexing it gives a slot (payload) or a word, whose label the verdicts
+repeat: `staging[p, 1]` of a region declared with `parity=2, source=4` is "staging[parity p, source 1]". Slicing a slot
+gives a part of it. Elements are laid out row-major, as in the kernels, so that indices computed from sizes may alias as
+they do there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The `Program`: agents that run operations over named memory regions.
 
-Everything downstream (machine, race check, timing model, trace comparison) consumes this and nothing else. It is made of
-frozen dataclasses; `lab.protocol.tables` turns it into integer arrays, `Program.listing` into text. Positions in the listing
-("op 12") are the positions that verdicts name.
+Everything downstream (machine, race check, timing model, trace comparison) consumes this and nothing else. It is made
+of frozen dataclasses; `lab.protocol.tables` turns it into integer arrays, `Program.listing` into text. Positions in the
+listing ("op 12") are the positions that verdicts name.
 
 Memory orders and scopes have the meaning of the LLVM AMDGPU memory model: an access with scope S synchronises only with
 agents inside S of *its own* rank, block or wave; two accesses synchronise when each scope includes the other agent.
@@ -87,7 +87,8 @@ class Site:
 
     Attributes:
         file, line, text: The line itself.
-        called_at: The line of the protocol function that called a helper that holds it; 0: the line is the protocol's own.
+        called_at: The line of the protocol function that called a helper that holds it; 0: the line is the protocol's
+            own.
         function: The helper's name.
     """
 
@@ -131,7 +132,7 @@ class Region:
     constant: bool = False
 
     def slot(self, index: int) -> tuple[str, int]:
-        """The slot (payload) or word that holds element `index`, in the protocol's words, and the element's place in it."""
+        """The slot (payload) or word that holds element `index`, and the element's place in it."""
         if not self.shape:
             if self.kind == "payload" or self.length == 1:
                 return self.name, index if self.kind == "payload" else 0
@@ -174,8 +175,9 @@ class Span:
 class Mapping:
     """Which elements of a span one agent handles, and in which iteration of its loop.
 
-    Thread `g` of a grid of `grid` threads takes vector `g`, `g + grid`, ... of `vector` elements each; what the vectors leave
-    over (fewer than `vector` elements) is taken one element a thread. This agent has threads `[first, first + threads)`.
+    Thread `g` of a grid of `grid` threads takes vector `g`, `g + grid`, ... of `vector` elements each; what the vectors
+    leave over (fewer than `vector` elements) is taken one element a thread. This agent has threads `[first, first +
+    threads)`.
     """
 
     first: int
@@ -226,6 +228,7 @@ class Load(Op):
     cache: Cache = Cache.CACHED
 
     def describe(self) -> str:
+        """See `Op.describe`."""
         return f"load {self.word} {_at(self.order, self.scope)}"
 
 
@@ -240,12 +243,13 @@ class Store(Op):
     cache: Cache = Cache.CACHED
 
     def describe(self) -> str:
+        """See `Op.describe`."""
         return f"store {self.word} = {self.value} {_at(self.order, self.scope)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rmw(Op):
-    """Read-modify-write: `fn` is `add`, `sub`, `max`, `or`, `exchange` or `cas`; `dst`, when not None, gets the old value."""
+    """Read-modify-write: `fn` is `add`, `sub`, `max`, `or`, `exchange` or `cas`; `dst`, if any, gets the old value."""
 
     fn: str
     word: WordRef
@@ -256,13 +260,17 @@ class Rmw(Op):
     scope: Scope
 
     def describe(self) -> str:
+        """See `Op.describe`."""
         what = f"{self.expected} -> {self.value}" if self.fn == "cas" else str(self.value)
         return f"{self.fn} {self.word} {what} {_at(self.order, self.scope)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wait(Op):
-    """Poll until the condition holds. After `bound` polls, or `seconds`, give up and jump to `on_timeout` (an op position)."""
+    """Poll until the condition holds.
+
+    After `bound` polls, or `seconds`, give up and jump to `on_timeout` (an op position).
+    """
 
     word: WordRef
     cond: Cond
@@ -274,6 +282,7 @@ class Wait(Op):
     on_timeout: int | None = None
 
     def describe(self) -> str:
+        """See `Op.describe`."""
         return f"wait {self.word} {self.cond.symbol} {self.value} {_at(self.order, self.scope)}"
 
 
@@ -285,14 +294,16 @@ class Fence(Op):
     scope: Scope
 
     def describe(self) -> str:
+        """See `Op.describe`."""
         return f"fence {_at(self.order, self.scope)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Barrier(Op):
-    """A block barrier where the whole block is one agent: orders the block's threads, which are already one agent here."""
+    """A block barrier where the block is one agent: it orders threads that are one agent here anyway."""
 
     def describe(self) -> str:
+        """See `Op.describe`."""
         return "block barrier"
 
 
@@ -305,6 +316,7 @@ class Set(Op):
     name: str
 
     def describe(self) -> str:
+        """See `Op.describe`."""
         return f"{self.name} = {self.value}"
 
 
@@ -316,6 +328,7 @@ class Branch(Op):
     target: int
 
     def describe(self) -> str:
+        """See `Op.describe`."""
         return f"goto op {self.target}" + (f" unless {self.cond}" if self.cond is not None else "")
 
 
@@ -333,6 +346,7 @@ class Move(Op):
     stamp: Expr | None = None
 
     def describe(self) -> str:
+        """See `Op.describe`."""
         how = {1: "scalar"}.get(self.mapping.vector, f"vector of {self.mapping.vector}")
         if len(self.sources) == 1:
             text = f"copy {self.sources[0]} -> {self.dst} ({how})"
@@ -353,6 +367,7 @@ class WaitStamp(Op):
     on_timeout: int | None = None
 
     def describe(self) -> str:
+        """See `Op.describe`."""
         return f"wait stamps of {self.span} {self.cond.symbol} {self.value}"
 
 
@@ -366,13 +381,14 @@ class Fill(Op):
     mapping: Mapping
 
     def describe(self) -> str:
+        """See `Op.describe`."""
         what = "poison" if self.source is None else f"input version {self.source[1]}"
         return f"fill {self.dst} with {what}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expect(Op):
-    """Read a span and compare it with the sum of the inputs `due`; register `dst`, when given, gets 1 if any element differs."""
+    """Read a span and compare it with the sum of the inputs `due`; register `dst`, if any, gets 1 if they differ."""
 
     span: Span
     due: tuple[tuple[int, int], ...]
@@ -381,6 +397,7 @@ class Expect(Op):
     dst: int | None = None
 
     def describe(self) -> str:
+        """See `Op.describe`."""
         return f"expect {self.span} = sum over ranks of input version {self.due[0][1]}"
 
 

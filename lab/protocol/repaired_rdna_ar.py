@@ -1,7 +1,7 @@
 """The seed's two-shot with its two defects repaired and nothing else changed.
 
-D1 is closed by giving the reduce the thread-to-element mapping of the push that reads it: every thread pushes what it reduced
-itself, so no other block is involved. D2 is closed by a region of its own for the allgather.
+D1 is closed by giving the reduce the thread-to-element mapping of the push that reads it: every thread pushes what it
+reduced itself, so no other block is involved. D2 is closed by a region of its own for the allgather.
 """
 
 from __future__ import annotations

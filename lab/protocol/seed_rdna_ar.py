@@ -1,7 +1,8 @@
 """The seed: the rdna_ar all-reduce as it is, defects included. See `docs/seed.md` for the facts it is modelled on.
 
-Staging is one uncached allocation a rank, `parity x source rank` slots of the gate's size. Rank s writes slot (p, s) on every
-peer, then its flag in the peer's flag page: row 0 after the scatter, row 1 after the allgather. Flags are sequence numbers.
+Staging is one uncached allocation a rank, `parity x source rank` slots of the gate's size. Rank s writes slot (p, s) on
+every peer, then its flag in the peer's flag page: row 0 after the scatter, row 1 after the allgather. Flags are
+sequence numbers.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def grid(nbytes: int) -> int:
 def self_test(h: Host) -> None:
     """The boot self-test: three sizes, one warm-up and three timed calls each, compared exactly after every call.
 
-    Inputs are constant. The output of the call before is still held while a call runs, so two blocks alternate. After an
-    error a rank keeps calling the host barriers but launches nothing more.
+    Inputs are constant. The output of the call before is still held while a call runs, so two blocks alternate. After
+    an error a rank keeps calling the host barriers but launches nothing more.
     """
     failed = h.let(0, "failed")
     for elements in (1024, 4096, h.config.max_bytes // h.config.itemsize):
@@ -195,6 +196,9 @@ def seed_two_shot(b: Block) -> None:
     world=4,
 )
 def seed_auto(b: Block) -> None:
-    """rdna_ar as it is served: one-shot up to 32 KiB, two-shot above. The scenario `self_test` is its boot self-test."""
+    """rdna_ar as it is served: one-shot up to 32 KiB, two-shot above.
+
+    The scenario `self_test` is its boot self-test.
+    """
     chosen = seed_one_shot if b.bytes <= ONE_SHOT_BYTES else seed_two_shot
     chosen.kernel(b)

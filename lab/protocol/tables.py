@@ -1,12 +1,12 @@
 """A `Program` as integer arrays: what the machine, the race check and the timing model run on.
 
-Payload is cut into *cells*: maximal runs of elements that every operation of the program treats alike. Boundaries come from the
-chunks of each thread-to-element mapping and from the ends of spans, and are carried through every copy until source and
-destination cells correspond one to one. One cell then holds one value, whatever its length.
+Payload is cut into *cells*: maximal runs of elements that every operation of the program treats alike. Boundaries come
+from the chunks of each thread-to-element mapping and from the ends of spans, and are carried through every copy until
+source and destination cells correspond one to one. One cell then holds one value, whatever its length.
 
-A cell's value is a 64-bit fingerprint that adds like the payload does: an input element is a random word that depends on its
-(rank, version, element), and a sum is the sum of the words modulo 2**64. Equal fingerprints mean equal provenance, up to a
-chance of 2**-64.
+A cell's value is a 64-bit fingerprint that adds like the payload does: an input element is a random word that depends
+on its (rank, version, element), and a sum is the sum of the words modulo 2**64. Equal fingerprints mean equal
+provenance, up to a chance of 2**-64.
 """
 
 from __future__ import annotations

@@ -1,0 +1,210 @@
+"""The verbs of one block of one launch: the argument of a protocol function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lab.protocol.config import ACQ_REL, ACQUIRE, BLOCK, RELAXED, RELEASE, SYSTEM, VECTOR_BYTES
+from lab.protocol.errors import ProtocolError, user_site
+from lab.protocol.expr import Expr, enumerate_index, word
+from lab.protocol.layout import Buffer, View
+from lab.protocol.memory import Owned
+from lab.protocol.program import Barrier, Cache, Mapping, Move, Rmw, WaitStamp
+from lab.protocol.record import CONDITIONS, Recorder, Verbs, span_of
+
+if TYPE_CHECKING:
+    from lab.protocol.build import Builder
+
+# Words that the waves of a block share: barrier arrivals, two values in turn, and whether the leader has returned.
+_ARRIVED, _SHARED, _EXITED = 0, 1, 3
+SHARED_WORDS = 4
+_ALL_ARRIVED = 1 << 20  # added by a leader that returns, so that every later barrier is passed
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What one kernel launch was given."""
+
+    kernel: Callable[[Block], None]
+    input: Buffer | None
+    output: Buffer | None
+    bytes: int
+    blocks: int
+    threads: int
+    stream: int
+    overlap: bool
+    args: dict[str, Any]
+
+
+class Block(Verbs):
+    """One block (or one wave of it) of one launch: the argument of a protocol function.
+
+    Attributes:
+        rank, world, block, blocks, threads: As in the kernel.
+        call: This rank's launches, counted from 1.
+        input, output: The payload buffers of this call.
+        elements, itemsize: The size of this call.
+        peers: The other ranks, starting with the next one: (rank + k) % world.
+        mine: The regions of this rank; `on(j)`: those of rank j.
+        leader: Verbs of thread 0 only.
+        args, options: Launch arguments; the protocol's options.
+    """
+
+    def __init__(self, builder: Builder, recorder: Recorder, rank: int, call: int, block: int, launch: Launch) -> None:
+        super().__init__(recorder)
+        config = builder.config
+        self.rank, self.world, self.call, self.block = rank, config.world, call, block
+        self.blocks, self.threads = launch.blocks, launch.threads
+        self.itemsize = config.itemsize
+        self.bytes, self.elements = launch.bytes, launch.bytes // config.itemsize
+        self.max_elements = config.max_bytes // config.itemsize
+        self.peers = [(rank + k) % config.world for k in range(1, config.world)]
+        self.args, self.options = launch.args, builder.options
+        self._launch, self._builder = launch, builder
+        self._wave, self._waves, self._barriers = 0, config.waves, 0
+        self._shared: Buffer | None = None
+        self.leader = Verbs(recorder)
+
+    def as_wave(self, wave: int, shared: Buffer) -> Block:
+        """This block's wave `wave`, which shares the words `shared` with the other waves."""
+        self._wave, self._shared = wave, shared
+        if wave:
+            self.leader = Verbs(None)
+        return self
+
+    @property
+    def input(self) -> Buffer:
+        """The input of this call."""
+        return self._payload(self._launch.input, "input")
+
+    @property
+    def output(self) -> Buffer:
+        """The output of this call."""
+        return self._payload(self._launch.output, "output")
+
+    @property
+    def mine(self) -> Owned:
+        """This rank's regions."""
+        return self.on(self.rank)
+
+    def on(self, rank: int) -> Owned:
+        """The regions of `rank`."""
+        return self._builder.owner(rank)
+
+    def phase(self, name: str) -> None:
+        """Name the part of the kernel that follows, for listings, verdicts and traces."""
+        assert self._recorder is not None
+        self._recorder.phase = name
+
+    def mapping(self, vector: int = 1) -> Mapping:
+        """The thread-to-element mapping of a grid-stride loop over vectors of `vector` elements."""
+        threads = self.threads // self._waves
+        first = self.block * self.threads + self._wave * threads
+        return Mapping(first, threads, self.blocks * self.threads, vector)
+
+    def vector_elements(self, *spans: View | Buffer) -> int:
+        """Elements of a 16-byte vector where all `spans` are 16-byte aligned, else 1."""
+        width = VECTOR_BYTES // self.itemsize
+        return width if all(_aligned(span_of(span).start, width) for span in spans) else 1
+
+    def copy(
+        self,
+        source: View | Buffer,
+        dst: View | Buffer,
+        vector: int = 1,
+        cache: Cache = Cache.CACHED,
+        stamp: Expr | int | None = None,
+    ) -> None:
+        """Copy this agent's share of `source` to `dst`; `vector` elements a thread (see `mapping`)."""
+        self.reduce([source], dst, vector, cache, stamp)
+
+    def reduce(
+        self,
+        sources: list[View | Buffer],
+        dst: View | Buffer,
+        vector: int = 1,
+        cache: Cache = Cache.CACHED,
+        stamp: Expr | int | None = None,
+    ) -> None:
+        """Sum this agent's share of `sources`, in the order given, in fp32, and write it to `dst` rounded once."""
+        spans, target = tuple(span_of(source) for source in sources), span_of(dst)
+        for span in spans:
+            if span.length != target.length:
+                raise ProtocolError(
+                    f"{span.label} has {span.length} elements, {target.label} {target.length}", site=user_site()
+                )
+        self._emit(
+            Move,
+            dst=target,
+            sources=spans,
+            mapping=self.mapping(vector),
+            cache=cache,
+            stamp=None if stamp is None else word(stamp),
+        )
+
+    def wait_stamps(
+        self,
+        span: View | Buffer,
+        cond: str,
+        value: Expr | int,
+        vector: int = 1,
+        bound: int | None = None,
+        on_timeout: Callable[[], None] | None = None,
+    ) -> None:
+        """Poll this agent's share of a span of packets until every stamp meets the condition."""
+        self._emit(
+            WaitStamp,
+            span=span_of(span),
+            mapping=self.mapping(vector),
+            cond=CONDITIONS[cond],
+            value=word(value),
+            bound=bound,
+            on_timeout=self._handler(on_timeout),
+        )
+
+    def barrier(self) -> None:
+        """`__syncthreads()`: the waves of this block, nothing else."""
+        if self._shared is None:
+            self._emit(Barrier)
+            return
+        self._barriers += 1
+        counter = self._shared[_ARRIVED]
+        self._emit(Rmw, fn="add", word=counter, value=word(1), expected=None, dst=None, order=ACQ_REL, scope=BLOCK)
+        self.wait(counter, ">=", self._barriers * self._waves, ACQUIRE, BLOCK)
+        exited = self.load(self._shared[_EXITED], RELAXED, BLOCK, "exited")
+        with self.when(exited != 0):
+            Verbs.ret(self)
+
+    def share(self, value: Expr) -> Expr:
+        """Thread 0's `value`, known to the whole block after a block barrier (`__shared__` in the kernel)."""
+        if self._shared is None:
+            shared = self.let(value)
+            self.barrier()
+            return shared
+        slot = self._shared[_SHARED + self._barriers % 2]
+        self.leader.store(slot, value, RELAXED, BLOCK)
+        self.barrier()
+        return self.load(slot, RELAXED, BLOCK)
+
+    def ret(self) -> None:
+        """The block returns; waves that wait at its barrier return too."""
+        if self._shared is not None and self._wave == 0:
+            self.store(self._shared[_EXITED], 1, RELAXED, BLOCK)
+            self.add(self._shared[_ARRIVED], _ALL_ARRIVED, RELEASE, BLOCK)
+        super().ret()
+
+    def wait_previous(self) -> None:
+        """Wait for the kernel before this one on the stream, in a launch that overlaps it."""
+        for done, agents in self._builder.running(self.rank, self._launch.stream)[-1:]:
+            self.wait(done, ">=", agents, ACQUIRE, SYSTEM)
+
+    def _payload(self, buffer: Buffer | None, name: str) -> Buffer:
+        if buffer is None:
+            raise ProtocolError(f"this launch was given no {name}", site=user_site())
+        return buffer
+
+
+def _aligned(start: Expr, width: int) -> bool:
+    return all(value % width == 0 for value in enumerate_index(start)[1][0])

@@ -1,0 +1,170 @@
+"""Recording all agents of one configuration: hosts run the scenario, every launch runs the kernel once a block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lab.protocol.block import SHARED_WORDS, Block, Launch
+from lab.protocol.config import ACQ_REL, ACQUIRE, BLOCK_SHARED, HOST_MAPPED, SYSTEM, Config
+from lab.protocol.errors import ProtocolError, user_site
+from lab.protocol.expr import word
+from lab.protocol.host import Host
+from lab.protocol.layout import Buffer
+from lab.protocol.memory import Declare, Owned
+from lab.protocol.program import WHOLE, Agent, Memory, Program, Region, Rmw, Store, Wait
+from lab.protocol.record import Recorder
+
+if TYPE_CHECKING:
+    from lab.protocol.write import Protocol
+
+
+@dataclass
+class Builder:
+    """Records all agents of one configuration."""
+
+    protocol: Protocol
+    config: Config
+    regions: list[Region] = field(default_factory=list)
+    agents: list[Agent] = field(default_factory=list)
+    before: dict[tuple[int, int], list[tuple[Buffer, int]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.options: dict[str, Any] = dict(self.config.options)
+        self.owned: list[dict[str, Buffer]] = [{} for _ in range(self.config.world)]
+        self.outputs = [0] * self.config.world
+        self._owners = [Owned(rank, regions) for rank, regions in enumerate(self.owned)]
+        self._chains: dict[tuple[object, ...], int] = {}
+        self.host_barrier = Buffer(self.region("host barrier", 0, "words", HOST_MAPPED, 1))
+
+    def build(self) -> Program:
+        """Record everything."""
+        for rank in range(self.config.world):
+            self.protocol.memory(Declare(self, rank))
+        scenario = self.protocol.scenarios[self.config.scenario]
+        for rank in range(self.config.world):
+            recorder = Recorder(phase="host")
+            scenario(Host(self, recorder, rank))
+            recorder.place(recorder.end)
+            self._agent(rank, 0, -1, 0, "host", ("host", rank), recorder)
+        program = Program(
+            self.protocol.name,
+            self.config.items(),
+            self.config.world,
+            self.config.dtype,
+            self.config.itemsize,
+            tuple(self.regions),
+            tuple(self.agents),
+            len(self._chains),
+        )
+        _check_waits(program)
+        return program
+
+    def region(self, name: str, rank: int, kind: str, memory: Memory, length: int, **fields: Any) -> Region:
+        """A new region."""
+        region = Region(len(self.regions), name, rank, kind, memory, length, **fields)
+        self.regions.append(region)
+        return region
+
+    def owner(self, rank: int) -> Owned:
+        """The regions of `rank`."""
+        if not 0 <= rank < self.config.world:
+            raise ProtocolError(f"there is no rank {rank} in a world of {self.config.world}", site=user_site())
+        return self._owners[rank]
+
+    def grid(self, nbytes: int) -> int:
+        """Blocks of a launch for `nbytes`."""
+        blocks = self.protocol.blocks(nbytes)
+        return blocks if self.config.blocks is None else min(blocks, self.config.blocks)
+
+    def running(self, rank: int, stream: int) -> list[tuple[Buffer, int]]:
+        """Kernels on the stream that may still run when the next is launched: (word, value when done) of each.
+
+        It is the last one, and with launches that overlap, all since the last that did not.
+        """
+        return self.before.get((rank, stream), [])
+
+    def _launched(self, rank: int, stream: int, overlap: bool, done: Buffer, agents: int) -> None:
+        before = self.running(rank, stream) if overlap else []
+        self.before[rank, stream] = [*before, (done, agents)]
+
+    def new_launch(self, rank: int, call: int, launch: Launch) -> Buffer:
+        """Record the blocks of a launch; returns the word with which the host starts them."""
+        agents = launch.blocks * self.config.waves
+        go, done = self._launch_words(rank, call)
+        for block in range(launch.blocks):
+            shared = None
+            if self.config.waves > 1:
+                shared = Buffer(
+                    self.region(f"shared of call {call} block {block}", rank, "words", BLOCK_SHARED, SHARED_WORDS)
+                )
+            for wave in range(self.config.waves):
+                recorder = Recorder()
+                b = Block(self, recorder, rank, call, block, launch)
+                if shared is not None:
+                    b.as_wave(wave, shared)
+                self._preamble(b, go, launch.stream, launch.overlap)
+                launch.kernel(b)
+                self._epilogue(recorder, done)
+                kind = "block" if shared is None else "wave"
+                turn = call if launch.overlap else 0
+                chain = (rank, launch.stream, turn, block, wave)
+                self._agent(rank, call, block, wave, kind, chain, recorder)
+        self._launched(rank, launch.stream, launch.overlap, done, agents)
+        return go
+
+    def new_stream_kernel(
+        self, rank: int, call: int, stream: int, kind: type, phase: str, fields: dict[str, object]
+    ) -> Buffer:
+        """Record a kernel of one operation on a stream; returns the word with which the host starts it."""
+        go, done = self._launch_words(rank, call)
+        recorder = Recorder()
+        launch = Launch(lambda b: None, None, None, 0, 1, 1, stream, False, {})
+        b = Block(self, recorder, rank, call, 0, launch)
+        self._preamble(b, go, stream, False)
+        b.phase(phase)
+        recorder.emit(kind, mapping=WHOLE, **fields)
+        self._epilogue(recorder, done)
+        self._agent(rank, call, 0, 0, "kernel", (rank, stream, 0, 0, 0), recorder)
+        self._launched(rank, stream, False, done, 1)
+        return go
+
+    def _launch_words(self, rank: int, call: int) -> tuple[Buffer, Buffer]:
+        go = Buffer(self.region(f"launch of call {call}", rank, "words", HOST_MAPPED, 1))
+        done = Buffer(self.region(f"blocks done of call {call}", rank, "words", HOST_MAPPED, 1))
+        return go, done
+
+    def _preamble(self, b: Block, go: Buffer, stream: int, overlap: bool) -> None:
+        b.phase("launch")
+        b.wait(go, ">=", 1, ACQUIRE, SYSTEM)
+        for done, agents in [] if overlap else self.running(b.rank, stream):
+            # Kernel boundary: everything the kernels before did happens before everything this one does.
+            b.wait(done, ">=", agents, ACQUIRE, SYSTEM)
+        b.phase("")
+
+    def _epilogue(self, recorder: Recorder, done: Buffer) -> None:
+        recorder.returned = False
+        recorder.place(recorder.end)
+        recorder.phase = "kernel end"
+        recorder.emit(
+            Rmw, fn="add", word=done.word, value=word(1), expected=None, dst=None, order=ACQ_REL, scope=SYSTEM
+        )
+
+    def _agent(
+        self, rank: int, call: int, block: int, wave: int, kind: str, chain: tuple[object, ...], recorder: Recorder
+    ) -> None:
+        ops = recorder.finish()
+        index = self._chains.setdefault(chain, len(self._chains))
+        self.agents.append(Agent(len(self.agents), rank, call, block, wave, kind, index, ops))
+
+
+def _check_waits(program: Program) -> None:
+    """Refuse a wait on a region that no agent ever writes, on any rank: one rank that never launches is no mistake."""
+    written = {op.word.region.name for agent in program.agents for op in agent.ops if isinstance(op, (Store, Rmw))}
+    for agent in program.agents:
+        for op in agent.ops:
+            if isinstance(op, Wait) and op.word.region.name not in written and op.bound is None:
+                raise ProtocolError(
+                    f"no agent ever writes {op.word.region.name} of rank {op.word.region.rank}, so this wait hangs",
+                    site=op.site,
+                )

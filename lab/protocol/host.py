@@ -1,0 +1,181 @@
+"""The verbs of one host thread: the argument of a scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from lab.protocol.block import Block, Launch
+from lab.protocol.config import ACQ_REL, ACQUIRE, CACHED, RELEASE, SYSTEM
+from lab.protocol.expr import Reg, word
+from lab.protocol.layout import Buffer, View
+from lab.protocol.memory import Owned
+from lab.protocol.program import WHOLE, Expect, Fill, Rmw, Store
+from lab.protocol.record import Recorder, Verbs, span_of
+
+if TYPE_CHECKING:
+    from lab.protocol.build import Builder
+
+
+class Host(Verbs):
+    """The host thread of one rank: the argument of a scenario.
+
+    Attributes:
+        rank, world: As in `Block`.
+        config: The configuration, with `bytes`, `calls`, `gate`.
+        mine: The regions of this rank.
+    """
+
+    def __init__(self, builder: Builder, recorder: Recorder, rank: int) -> None:
+        super().__init__(recorder)
+        self.rank, self.world, self.config = rank, builder.config.world, builder.config
+        self.options = builder.options
+        self._builder, self._version, self._barriers, self._calls = builder, 0, 0, 0
+
+    @property
+    def mine(self) -> Owned:
+        """This rank's regions."""
+        return self._builder.owner(self.rank)
+
+    def on(self, rank: int) -> Owned:
+        """The regions of `rank` (host-mapped or shared)."""
+        return self._builder.owner(rank)
+
+    def phase(self, name: str) -> None:
+        """Name what follows."""
+        assert self._recorder is not None
+        self._recorder.phase = name
+
+    def sizes(self) -> Iterator[int]:
+        """The message size of each call, in bytes."""
+        for index in range(self.config.calls):
+            yield self.config.bytes[index % len(self.config.bytes)]
+
+    def input(self, nbytes: int, constant: bool = False, name: str = "input") -> Buffer:
+        """A new input that already holds its values. Inputs created in the same order on all ranks belong together."""
+        self._version += 1
+        return self._buffer(f"{name} {self._version}", nbytes, (self.rank, self._version), constant)
+
+    def output(self, nbytes: int, name: str = "output") -> Buffer:
+        """A new buffer full of poison."""
+        self._builder.outputs[self.rank] += 1
+        return self._buffer(f"{name} {self._builder.outputs[self.rank]}", nbytes, None, False)
+
+    def _buffer(self, name: str, nbytes: int, source: tuple[int, int] | None, constant: bool) -> Buffer:
+        elements = nbytes // self.config.itemsize
+        region = self._builder.region(name, self.rank, "payload", CACHED, elements, source=source, constant=constant)
+        return Buffer(region)
+
+    def launch(
+        self,
+        input: Buffer | None = None,
+        output: Buffer | None = None,
+        *,
+        kernel: Callable[[Block], None] | None = None,
+        nbytes: int | None = None,
+        blocks: int | None = None,
+        stream: int = 0,
+        overlap: bool = False,
+        args: dict[str, Any] | None = None,
+    ) -> Launch:
+        """Launch the protocol's kernel (or `kernel`) on a stream; returns what was launched, for `replay`.
+
+        `overlap` lets it start before the kernel ahead of it on the stream has ended (programmatic dependent launch).
+        """
+        launch = self.capture(
+            input, output, kernel=kernel, nbytes=nbytes, blocks=blocks, stream=stream, overlap=overlap, args=args
+        )
+        self.replay(launch)
+        return launch
+
+    def capture(
+        self,
+        input: Buffer | None = None,
+        output: Buffer | None = None,
+        *,
+        kernel: Callable[[Block], None] | None = None,
+        nbytes: int | None = None,
+        blocks: int | None = None,
+        stream: int = 0,
+        overlap: bool = False,
+        args: dict[str, Any] | None = None,
+    ) -> Launch:
+        """Capture a launch, as a graph does, without running it: its arguments are frozen; `replay` runs it."""
+        size = nbytes if nbytes is not None else (input.elements * self.config.itemsize if input else 0)
+        grid = blocks if blocks is not None else self._builder.grid(size)
+        return Launch(
+            kernel or self._builder.protocol.kernel,
+            input,
+            output,
+            size,
+            grid,
+            self._builder.protocol.threads,
+            stream,
+            overlap,
+            args or {},
+        )
+
+    def replay(self, launch: Launch) -> None:
+        """Launch again with frozen arguments, as a captured graph does."""
+        self._calls += 1
+        go = self._builder.new_launch(self.rank, self._calls, launch)
+        self._emit(Store, word=go.word, value=word(1), order=RELEASE, scope=SYSTEM)
+
+    def produce(self, buffer: View | Buffer, stream: int = 0) -> None:
+        """A kernel on the stream that writes new values into `buffer` (the next input, in place)."""
+        self._version += 1
+        source, span = (self.rank, self._version), span_of(buffer)
+        self._stream_kernel(stream, Fill, "produce", dst=span, source=source, constant=span.region.constant)
+
+    def consume(self, output: View | Buffer, version: int | None = None, stream: int = 0) -> None:
+        """A kernel on the stream that reads `output`, due to hold the sum of the inputs of `version` (None: the last)."""
+        due = self._due(version)
+        self._stream_kernel(stream, Expect, "consume", span=span_of(output), due=due, constant=False)
+
+    def fill(self, buffer: View | Buffer, poison: bool = False) -> None:
+        """The host writes new values (or poison) into `buffer`."""
+        if not poison:
+            self._version += 1
+        source = None if poison else (self.rank, self._version)
+        span = span_of(buffer)
+        self._emit(Fill, dst=span, source=source, constant=span.region.constant, mapping=WHOLE)
+
+    def expect(self, output: View | Buffer, input: Buffer, failed: bool = False) -> Reg | None:
+        """The host compares `output` with the sum of all ranks' `input`.
+
+        With `failed`, returns 1 if any element differs.
+        """
+        assert input.region.source is not None
+        dst = self._register("failed") if failed else None
+        self._emit(
+            Expect,
+            span=span_of(output),
+            due=self._due(input.region.source[1]),
+            constant=input.region.constant,
+            mapping=WHOLE,
+            dst=None if dst is None else dst.index,
+        )
+        return dst
+
+    def sync(self, stream: int = 0) -> None:
+        """Wait until everything launched on the stream is done."""
+        for done, agents in self._builder.running(self.rank, stream):
+            self.wait(done, ">=", agents, ACQUIRE, SYSTEM)
+
+    def barrier(self) -> None:
+        """A barrier of all hosts."""
+        self._barriers += 1
+        counter = self._builder.host_barrier
+        self._emit(
+            Rmw, fn="add", word=counter.word, value=word(1), expected=None, dst=None, order=ACQ_REL, scope=SYSTEM
+        )
+        self.wait(counter, ">=", self._barriers * self.world, ACQUIRE, SYSTEM)
+
+    def _due(self, version: int | None) -> tuple[tuple[int, int], ...]:
+        wanted = self._version if version is None else version
+        return tuple((rank, wanted) for rank in range(self.world))
+
+    def _stream_kernel(self, stream: int, kind: type, phase: str, **fields: object) -> None:
+        self._calls += 1
+        go = self._builder.new_stream_kernel(self.rank, self._calls, stream, kind, phase, fields)
+        self._emit(Store, word=go.word, value=word(1), order=RELEASE, scope=SYSTEM)
