@@ -710,9 +710,10 @@ def _explore(
                 m._unsettle(st, agent)
                 counts[N_ABORTS] += 1
             counts[N_TRANSITIONS] += 1
-            failed = st.counts[m.C_WRONG] > 0
+            wrong = st.counts[m.C_WRONG] > 0
+            counts[N_WRONG] += wrong
+            failed = wrong or entity >= timeouts
             if failed:
-                counts[N_WRONG] += 1
                 if counts[N_FAILED] < 0:
                     counts[N_FAILED] = head
                     failed_choice[0] = entity

@@ -1,0 +1,337 @@
+"""Exhaustive search: every schedule of a program, by exact states, until one fails, all are covered, or a limit is reached.
+
+Three engines, chosen by what the program allows; the result says which one covered what.
+
+* A straight program without a race (`lab.sim.straight`): its states are its counters. Unreduced, all of them are visited by reverse
+  search (`lab.sim.search_straight`); reduced, every step commutes with whatever may run beside it, so one schedule stands for all.
+* A straight program with races: first each racing pair is turned round once on the machine; then full states are searched
+  (`lab.sim.search_rows`), reduced to the orders of racing steps.
+* Any other program: full states, reduced where the text shows that steps cannot conflict.
+
+Nothing is approximated: keys are exact, and a search that ends early says so.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from lab.errors import LabError, UnknownNameError
+from lab.protocol.tables import Tables
+from lab.sim import machine as m
+from lab.sim import search_rows as rows
+from lab.sim import search_straight as walks
+from lab.sim.straight import NotStraightError, Straight, straighten
+
+INTERRUPTED = "Ctrl-C"
+_WALK_CHUNK, _ROWS_CHUNK = 1 << 20, 1 << 13  # states between looks at the clock
+_DIRECTED = 512  # racing pairs turned round before the states are searched
+_ENGINES = ("counters", "one schedule", "rows")
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search found.
+
+    Attributes:
+        states, transitions: Distinct states visited, and steps examined from them.
+        complete: Whether every schedule is covered. False also after a failure, when the search stopped there.
+        wrong, hang, abort: Whether a schedule with a wrong element, without an end, with a timeout was found.
+        choices: int32 entities of the first failing schedule, for `machine.run` (REPLAY); None: none fails.
+        covered: What was covered, and what was not.
+        seconds: Time spent in this call.
+        bytes_per_state: Memory that grows with the search, over its states.
+        engine: "counters", "one schedule" or "rows".
+        stopped: Why it ended early, None: it did not.
+    """
+
+    states: int
+    transitions: int
+    complete: bool
+    wrong: bool
+    hang: bool
+    choices: np.ndarray | None
+    covered: str
+    seconds: float
+    bytes_per_state: float
+    abort: bool = False
+    engine: str = "rows"
+    stopped: str | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether a failing schedule was found."""
+        return self.wrong or self.hang or self.abort
+
+
+def search(
+    tables: Tables,
+    memory: str = "sc",
+    *,
+    reduce: bool = True,
+    limit_states: int | None = None,
+    deadline: float | None = None,
+    memory_limit: int | None = None,
+    checkpoint: str | Path | None = None,
+    progress: Callable[[SearchResult], None] | None = None,
+    stop: bool = True,
+) -> SearchResult:
+    """Search all schedules of a program under a memory model.
+
+    Args:
+        tables: The program.
+        memory: "sc" or "posted".
+        reduce: Leave out orders of steps that commute. The verdict is the same; states and transitions are fewer.
+        limit_states: Stop after about so many states.
+        deadline: Stop after so many seconds.
+        memory_limit: Stop before the states take more than so many bytes.
+        checkpoint: A file. If it exists, the search goes on from it; if the search ends early, it is written, and counts and
+            verdict of the continued search are those of an uninterrupted one.
+        progress: Called every now and then with what was found so far.
+        stop: Stop at the first failing schedule.
+
+    Returns:
+        The result; Ctrl-C ends the search and keeps what was found.
+
+    Raises:
+        LabError: The memory model is unknown, or the checkpoint belongs to another search.
+    """
+    if memory not in m.MEMORY_MODELS:
+        raise UnknownNameError("memory model", memory, m.MEMORY_MODELS)
+    limits = _Limits(time.perf_counter(), limit_states, deadline, memory_limit, progress)
+    path = None if checkpoint is None else Path(checkpoint)
+    identity = f"{tables.program.fingerprint()} {memory} {'reduced' if reduce else 'full'} {'first' if stop else 'all'}"
+    parts = None if path is None or not path.exists() else _read(path, identity)
+    try:
+        straight = straighten(tables, memory)
+    except NotStraightError:
+        straight = None
+    if parts is None:
+        early = _before_the_states(straight, reduce, stop, limits)
+        if early is not None:
+            return early
+    if straight is not None and not straight.racy and not reduce and straight.threads <= walks.MAX_THREADS:
+        return _walk(straight, limits, path, identity, parts)
+    return _rows(tables, memory, straight, reduce, stop, limits, path, identity, parts)
+
+
+@dataclass(frozen=True)
+class _Limits:
+    started: float
+    states: int | None
+    deadline: float | None
+    memory: int | None
+    progress: Callable[[SearchResult], None] | None
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.started
+
+    def reached(self, states: int) -> str | None:
+        """Why the search has to end now."""
+        if self.states is not None and states >= self.states:
+            return f"limit of {self.states} states"
+        if self.deadline is not None and self.seconds >= self.deadline:
+            return f"deadline of {self.deadline:g} s"
+        return None
+
+
+# ---- without a search
+
+
+def _before_the_states(straight: Straight | None, reduce: bool, stop: bool, limits: _Limits) -> SearchResult | None:
+    """Verdicts that need no search: the recorded execution fails, nothing races, or a race turned round fails."""
+    if straight is None:
+        return None
+    steps = straight.steps
+    one = SearchResult(steps + 1, steps, False, False, False, None, "", limits.seconds, 0.0, engine="one schedule")
+    if straight.wrong and stop:
+        choices = straight.schedule(straight.lengths())
+        return replace(one, wrong=True, choices=choices, covered="one schedule, which fails")
+    if not straight.racy and reduce:
+        return replace(
+            one,
+            complete=True,
+            wrong=straight.wrong,
+            choices=straight.schedule(straight.lengths()) if straight.wrong else None,
+            covered=(
+                f"every schedule under {straight.memory}: the program is straight and nothing races, so each step commutes with "
+                "all that may run beside it and one schedule stands for all"
+            ),
+            seconds=limits.seconds,
+        )
+    if not stop:
+        return None
+    choices = _turned_round(straight)
+    if choices is None:
+        return None
+    return replace(
+        one,
+        wrong=True,
+        choices=choices,
+        covered="one schedule, in which a racing pair is turned round",
+        seconds=limits.seconds,
+    )
+
+
+def _turned_round(straight: Straight) -> np.ndarray | None:
+    """A failing schedule that makes the later step of a racing pair first, with only what must precede it; None: none fails."""
+    s = straight.execution.static
+    state, log = m.new_state(s, straight.tables.registers), m.new_log(s, m.LEVEL_NONE)
+    for later in np.unique(straight.racing_pairs()[:, 1])[:_DIRECTED]:
+        choices = straight.schedule(straight.clock[later])
+        m.run(s, state, log, m.REPLAY, choices=choices)
+        if state.counts[m.C_WRONG]:
+            return choices
+    return None
+
+
+# ---- counters
+
+
+def _walk(
+    straight: Straight, limits: _Limits, path: Path | None, identity: str, parts: dict[str, np.ndarray] | None
+) -> SearchResult:
+    walk = walks.begin(straight, parts)
+
+    def result(stopped: str | None) -> SearchResult:
+        states, transitions = int(walk.counts[walks.W_STATES]), int(walk.counts[walks.W_TRANSITIONS])
+        hang, broken = bool(walk.counts[walks.W_HANGS]), bool(walk.counts[walks.W_DEVIATED])
+        if broken or hang:
+            raise RuntimeError("internal: a straight program left its must order; please report the program")
+        complete = walk.done and stopped is None
+        choices = straight.schedule(straight.lengths()) if straight.wrong else None
+        covered = f"{'all' if complete else 'the first'} {states} states under {straight.memory}"
+        if not complete:
+            covered += ", depth first; not covered: schedules through the others"
+        return SearchResult(
+            states,
+            transitions,
+            complete,
+            straight.wrong,
+            False,
+            choices,
+            covered,
+            limits.seconds,
+            walk.bytes / states,
+            engine="counters",
+            stopped=stopped,
+        )
+
+    stopped = None
+    try:
+        while not walk.done and stopped is None:
+            left = _WALK_CHUNK
+            if limits.states is not None:
+                left = min(left, limits.states - int(walk.counts[walks.W_STATES]))
+            walk.advance(max(left, 0))
+            stopped = None if walk.done else limits.reached(int(walk.counts[walks.W_STATES]))
+            if limits.progress:
+                limits.progress(result(stopped))
+    except KeyboardInterrupt:
+        stopped = INTERRUPTED
+    if stopped and path is not None:
+        _write(path, identity, walk.parts())
+    return result(stopped)
+
+
+# ---- rows
+
+
+def _rows(
+    tables: Tables,
+    memory: str,
+    straight: Straight | None,
+    reduce: bool,
+    stop: bool,
+    limits: _Limits,
+    path: Path | None,
+    identity: str,
+    parts: dict[str, np.ndarray] | None,
+) -> SearchResult:
+    found = rows.RowSearch(tables, memory, straight, reduce, stop, parts)
+
+    def result(stopped: str | None) -> SearchResult:
+        counts = found.rows.counts
+        states, expanded = int(counts[rows.N_STATES]), int(counts[rows.N_HEAD])
+        failed = int(counts[rows.N_FAILED])
+        wrong, hang, abort = (bool(counts[k]) for k in (rows.N_WRONG, rows.N_HANGS, rows.N_ABORTS))
+        choices = None
+        if failed >= 0:
+            last = found.rows.failed_choice
+            choices = np.concatenate((found.rows.schedule(failed), last[last >= 0])).astype(np.int32)
+        complete = found.done and stopped is None and not (failed >= 0 and stop)
+        reduced = ", one order for steps that cannot conflict" if reduce else ""
+        if complete:
+            covered = f"all {states} states under {memory}{reduced}"
+        else:
+            covered = (
+                f"{expanded} of {states} states found under {memory}, breadth first{reduced}; not covered: schedules through the "
+                "others"
+            )
+        return SearchResult(
+            states,
+            int(counts[rows.N_TRANSITIONS]),
+            complete,
+            wrong,
+            hang,
+            choices,
+            covered,
+            limits.seconds,
+            found.rows.bytes / states,
+            abort,
+            "rows",
+            stopped,
+        )
+
+    stopped = None
+    try:
+        while not found.done and stopped is None:
+            left = _ROWS_CHUNK
+            if limits.states is not None:
+                left = min(left, max(1, (limits.states - int(found.rows.counts[rows.N_STATES])) // 2))
+            why = found.advance(left, limits.memory)
+            if why == rows.FAILED:
+                break
+            if why == rows.FULL:
+                stopped = f"memory limit of {limits.memory} bytes"
+            elif not found.done:
+                stopped = limits.reached(int(found.rows.counts[rows.N_STATES]))
+            if limits.progress:
+                limits.progress(result(stopped))
+    except KeyboardInterrupt:
+        stopped = INTERRUPTED
+    if stopped and path is not None:
+        _write(path, identity, found.rows.parts())
+    return result(stopped)
+
+
+# ---- checkpoints
+
+
+def _write(path: Path, identity: str, parts: dict[str, np.ndarray]) -> None:
+    """Write a checkpoint whole or not at all."""
+    beside = path.with_name(path.name + ".part")
+    with beside.open("wb") as file:
+        np.savez(file, identity=np.array(identity), **parts)
+    os.replace(beside, path)
+
+
+def _read(path: Path, identity: str) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path) as stored:
+            parts = {name: stored[name] for name in stored.files}
+    except (OSError, ValueError) as problem:
+        raise LabError("the checkpoint cannot be read", value=str(path), hint=str(problem)) from problem
+    if str(parts.pop("identity", "")) != identity:
+        raise LabError(
+            "the checkpoint belongs to another search",
+            value=str(path),
+            hint="same program, memory model and reduction, or give another file",
+        )
+    return parts
