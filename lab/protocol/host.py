@@ -128,7 +128,7 @@ class Host(Verbs):
         self._stream_kernel(stream, Fill, "produce", dst=span, source=source, constant=span.region.constant)
 
     def consume(self, output: View | Buffer, version: int | None = None, stream: int = 0) -> None:
-        """A kernel on the stream that reads `output`, due to hold the sum of the inputs of `version` (None: the last)."""
+        """A kernel on the stream that reads `output`; due is the sum of the inputs of `version` (None: the last)."""
         due = self._due(version)
         self._stream_kernel(stream, Expect, "consume", span=span_of(output), due=due, constant=False)
 
