@@ -12,7 +12,7 @@ from lab.protocol.tables import compile_tables
 from lab.sim import machine as m
 from lab.sim.determinate import why_not_determinate
 from lab.sim.races import Execution, clocks, execute, find_races
-from lab.sim.tests.random_programs import Threads, program_of, programs, text
+from lab.sim.tests.flag_programs import Threads, program_of, programs, text
 from lab.sim.tests.reference import Event, explore, happens_before, registers_read
 
 
@@ -85,7 +85,7 @@ def test_clocks_agree_with_the_graph(threads):
 
 @pytest.mark.slow
 @settings(max_examples=5000)
-@given(programs(most=7))
+@given(programs(most=14))
 def test_clocks_agree_with_the_graph_on_thousands(threads):
     check_clocks(threads)
 
@@ -174,7 +174,7 @@ def test_one_outcome_on_thousands(threads):
 
 @pytest.mark.slow
 @settings(max_examples=4000)
-@given(programs(grow_only=True, most=6))
+@given(programs(grow_only=True, most=12))
 def test_flags_that_only_grow_on_thousands(threads):
     check_one_stands_for_all(threads)
 
