@@ -229,13 +229,14 @@ def sweep(world, devices, sizes, isolated=100, queued=64, trials=5):
 
 
 def _small(rank, port):
-    """Two processes, one GPU each: what a sanitizer that lets one kernel of a process run at a time can follow."""
+    """Two processes: what a sanitizer that lets one kernel of a process run at a time can follow."""
+    device = rank % torch.cuda.device_count()
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(device)
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    vendor, architecture = _describe(torch.device("cuda", rank))
+    vendor, architecture = _describe(torch.device("cuda", device))
     layout = Layout(2, 1 << 14, 1 << 14, 1 << 14)
-    end = Rank(vendor, architecture, rank, rank, layout, timeout=120, grace=60)
+    end = Rank(vendor, architecture, device, rank, layout, timeout=120, grace=60)
     shared = [None, None]
     dist.all_gather_object(shared, end.share())
     end.connect(shared)
@@ -247,6 +248,15 @@ def _small(rank, port):
     dist.barrier()
     end.close()
     dist.destroy_process_group()
+
+
+def command():
+    """How this was started, without the place of the output."""
+    words = sys.argv[1:]
+    if "--out" in words:
+        at = words.index("--out")
+        words = words[:at] + words[at + 2 :]
+    return " ".join(["python experiments/are_the_kernels_right/run.py", *words])
 
 
 def main():
@@ -265,7 +275,7 @@ def main():
     report = {
         "machine": f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}, {platform.system()}",
         "date": datetime.date.today().isoformat(),
-        "command": "python experiments/are_the_kernels_right/run.py " + " ".join(sys.argv[1:]),
+        "command": command(),
         "torch": torch.__version__,
     }
     for count in gpus:
@@ -286,7 +296,7 @@ def main():
             sizes = [4 << 10, *[(64 << 10) << i for i in range(5)], 4 << 20, 32 << 20]
             report[f"sweep, 4 ranks, {label}"] = sweep(4, devices, sizes)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "right.json").write_text(json.dumps(report, indent=1) + "\n")
+    (arguments.out / f"right_{'_and_'.join(map(str, gpus))}_gpu.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

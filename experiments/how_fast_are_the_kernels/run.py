@@ -206,7 +206,7 @@ def save(rows, arguments, name):
     report = {
         "machine": f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}, {platform.system()}",
         "date": datetime.date.today().isoformat(),
-        "command": "python experiments/how_fast_are_the_kernels/run.py " + " ".join(sys.argv[1:]),
+        "command": command(),
         "torch": torch.__version__,
         "NCCL": ".".join(map(str, torch.cuda.nccl.version())),
         "unit": "microseconds per call, bf16, inside a CUDA graph",
@@ -227,6 +227,15 @@ def process(rank, world, arguments):
     torch.cuda.synchronize()
     sys.stdout.flush()
     os._exit(0)  # torch's pool of registered memory outlives NCCL's communicator and would abort in its destructor
+
+
+def command():
+    """How this was started, without the place of the output."""
+    words = sys.argv[1:]
+    if "--out" in words:
+        at = words.index("--out")
+        words = words[:at] + words[at + 2 :]
+    return " ".join(["python experiments/how_fast_are_the_kernels/run.py", *words])
 
 
 def main():

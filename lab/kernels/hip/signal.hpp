@@ -83,15 +83,19 @@ LAB_DEVICE bool wait_bounded(const Call& call, const Turn& turn, Algorithm algor
     return true;
 }
 
+struct LostByRow {
+    u32 row[2];
+};
+
 /// Block b of this rank meets block b of every peer: what the block pushed before is visible to them after,
 /// and the other way round. False when a peer is lost, in all threads of the block.
 LAB_DEVICE bool exchange_release_acquire(const Call& call, const Turn& turn, Algorithm algorithm,
                                          Phase phase) {
-    LAB_SHARED(u32, lost);
+    LAB_SHARED(LostByRow, lost);
     const u32 row = phase == Phase::gather ? 1 : 0;
     const u32 peer = thread_index();
-    if (peer == 0) lost = 0;
-    block_barrier_draining(); // every wave's payload is out before any thread below publishes it
+    if (peer == 0) lost.row[row] = 0; // a word per row: slow threads may still read the other one
+    block_barrier_draining();         // every wave's payload is out before any thread below publishes it
     if (peer < world_size && peer != call.rank) {
         // Pairs with load_polled_system of the peer's same block.
         store_release_system(flag_word(call, peer, row, block_index(), call.rank), turn.epoch);
@@ -99,11 +103,11 @@ LAB_DEVICE bool exchange_release_acquire(const Call& call, const Turn& turn, Alg
         // Pairs with store_release_system of the peer's same block. Flags only grow; 64 bits do not wrap.
         const auto arrived = [&] { return load_polled_system(mine) >= turn.epoch; };
         const auto missing = [&] { return Missing{peer, load_relaxed_system(mine)}; };
-        if (!wait_bounded(call, turn, algorithm, phase, arrived, missing)) lost = 1;
+        if (!wait_bounded(call, turn, algorithm, phase, arrived, missing)) lost.row[row] = 1;
     }
     block_barrier();
     acquire_polled_system();
-    return lost == 0;
+    return lost.row[row] == 0;
 }
 
 } // namespace lab

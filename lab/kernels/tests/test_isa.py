@@ -69,6 +69,6 @@ def test_each_check_can_fail(check, file, old, new, tmp_path, cache):
 def test_command(capsys):
     assert main(["isa", "--json", "--kernel", "one_shot", "--arch", "gfx942"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
-    assert row["passed"] and row["checks"]["release"] == "pass" and row["lds"] == 4
+    assert row["passed"] and row["checks"]["release"] == "pass" and row["lds"] == 8
     assert main(["isa", "--arch", "gfx9000"]) == 2
     assert "gfx9000" in capsys.readouterr().err
