@@ -563,13 +563,10 @@ def _settle(s, st, agent):
         else:
             break
     st.pc[agent] = pc
-    if pc >= s.agent_end[agent]:
-        st.status[agent] = _FINISHED
-        _disable(st, agent)
-        return
-    kind = s.ops[pc, t.KIND]
-    st.status[agent] = _READY
-    state = 2
+    kind, state = t.NOP, 0
+    if pc < s.agent_end[agent]:
+        kind, state = s.ops[pc, t.KIND], 2
+    st.status[agent] = _READY if state else _FINISHED
     if kind == t.WAIT:
         state = _wait_state(s, st, pc, agent)
     elif kind == t.WAIT_STAMP:
@@ -1102,6 +1099,9 @@ def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_st
             if entity >= others:
                 agent, choice = (entity - others) % agents, 1 + (entity - others) // agents
             elif entity == others - 1:
+                for k in range(n_maybe):
+                    st.maybe_place[st.maybe[k]] = -1
+                st.counts[C_MAYBE] = 0
                 return HANG
             elif entity >= others - 1 - agents:
                 agent, gives_up = entity - (others - 1 - agents), True
