@@ -35,11 +35,11 @@ def command(
         str, typer.Option(help="Which schedulers explore: random, pct, run_on; with commas.")
     ] = "random,pct",
     executions: Annotated[int, typer.Option(help="Executions to explore.", min=1)] = 1000,
-    deadline: Annotated[float, typer.Option(help="Seconds of exploration at most.")] = 30.0,
+    deadline: Annotated[float, typer.Option(help="Seconds of exploration at most.", min=0)] = 30.0,
     early_timeout: Annotated[
         float, typer.Option(help="Probability that a bounded wait gives up although others could move.", min=0, max=1)
     ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of the schedulers.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the schedulers.", min=0, max=2**62)] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
     listing: Annotated[
         bool, typer.Option("--listing", help="Print the numbered operations of one block and stop.")

@@ -20,7 +20,7 @@ def sizes(text: str | None) -> tuple[int, ...] | None:
 def _size(text: str) -> int:
     number = text.strip().lower()
     digits = number.rstrip("kmib")
-    if not digits.isdigit() or number[len(digits) :] not in _UNITS:
+    if not (digits.isascii() and digits.isdigit()) or number[len(digits) :] not in _UNITS:
         raise LabError("this is not a size", value=text, hint="write bytes (65536) or 64KiB, 1MiB; several with commas")
     return int(digits) * _UNITS[number[len(digits) :]]
 

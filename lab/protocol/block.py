@@ -12,7 +12,7 @@ from lab.protocol.expr import Expr, enumerate_index, word
 from lab.protocol.layout import Buffer, View
 from lab.protocol.memory import Owned
 from lab.protocol.program import Barrier, Cache, Mapping, Move, Rmw, WaitStamp
-from lab.protocol.record import CONDITIONS, Recorder, Verbs, span_of
+from lab.protocol.record import Recorder, Verbs, condition, span_of
 
 if TYPE_CHECKING:
     from lab.protocol.build import Builder
@@ -158,7 +158,7 @@ class Block(Verbs):
             WaitStamp,
             span=span_of(span),
             mapping=self.mapping(vector),
-            cond=CONDITIONS[cond],
+            cond=condition(cond),
             value=word(value),
             bound=bound,
             on_timeout=self._handler(on_timeout),

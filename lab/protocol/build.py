@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lab.errors import LabError
 from lab.protocol.block import SHARED_WORDS, Block, Launch
-from lab.protocol.config import ACQ_REL, ACQUIRE, BLOCK_SHARED, HOST_MAPPED, SYSTEM, Config
-from lab.protocol.errors import ProtocolError, user_site
-from lab.protocol.expr import word
+from lab.protocol.config import ACQ_REL, ACQUIRE, BLOCK_SHARED, HOST_MAPPED, MAX_BLOCKS, SYSTEM, Config
+from lab.protocol.errors import ProtocolError, site_of, user_site
+from lab.protocol.expr import Const, RegisterError, word
 from lab.protocol.host import Host
 from lab.protocol.layout import Buffer
 from lab.protocol.memory import Declare, Owned
@@ -38,7 +39,19 @@ class Builder:
         self.host_barrier = Buffer(self.region("host barrier", 0, "words", HOST_MAPPED, 1))
 
     def build(self) -> Program:
-        """Record everything."""
+        """Record everything; what the user's text raises is reported with its line."""
+        try:
+            return self._build()
+        except LabError:
+            raise
+        except Exception as problem:
+            site = site_of(problem)
+            if site is None:
+                raise
+            what = str(problem) if isinstance(problem, RegisterError) else f"{type(problem).__name__}: {problem}"
+            raise ProtocolError(what, site=site) from problem
+
+    def _build(self) -> Program:
         for rank in range(self.config.world):
             self.protocol.memory(Declare(self, rank))
         scenario = self.protocol.scenarios[self.config.scenario]
@@ -75,6 +88,12 @@ class Builder:
     def grid(self, nbytes: int) -> int:
         """Blocks of a launch for `nbytes`."""
         blocks = self.protocol.blocks(nbytes)
+        if not isinstance(blocks, int) or not 1 <= blocks <= MAX_BLOCKS:
+            raise LabError(
+                f"the grid of {self.protocol.name} for {nbytes} bytes is out of range",
+                value=blocks,
+                hint=f"`blocks` gives 1 to {MAX_BLOCKS}",
+            )
         return blocks if self.config.blocks is None else min(blocks, self.config.blocks)
 
     def running(self, rank: int, stream: int) -> list[tuple[Buffer, int]]:
@@ -159,12 +178,16 @@ class Builder:
 
 
 def _check_waits(program: Program) -> None:
-    """Refuse a wait on a region that no agent ever writes, on any rank: one rank that never launches is no mistake."""
+    """Refuse a wait on a region that no agent ever writes, on any rank: one rank that never launches is no mistake.
+
+    Unless what the region holds at first meets the wait.
+    """
     written = {op.word.region.name for agent in program.agents for op in agent.ops if isinstance(op, (Store, Rmw))}
-    for agent in program.agents:
-        for op in agent.ops:
-            if isinstance(op, Wait) and op.word.region.name not in written and op.bound is None:
-                raise ProtocolError(
-                    f"no agent ever writes {op.word.region.name} of rank {op.word.region.rank}, so this wait hangs",
-                    site=op.site,
-                )
+    waits = [op for agent in program.agents for op in agent.ops if isinstance(op, Wait) and op.bound is None]
+    for op in waits:
+        region = op.word.region
+        met = isinstance(op.value, Const) and op.cond.met(region.initial, op.value.value, op.word.count)
+        if region.name not in written and not met:
+            raise ProtocolError(
+                f"no agent ever writes {region.name} of rank {region.rank}, so this wait hangs", site=op.site
+            )

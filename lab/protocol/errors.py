@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import sys
+import traceback
 from functools import cache
 from pathlib import Path
 
@@ -38,6 +39,12 @@ def user_site() -> Site:
         outer, frame = frame, frame.f_back
     code = inner.f_code
     return _site(code.co_filename, inner.f_lineno, outer.f_lineno if outer is not inner else 0, code.co_name)
+
+
+def site_of(problem: BaseException) -> Site | None:
+    """Where the user's text is that raised `problem`: the innermost line outside the language; None: nowhere."""
+    lines = [frame for frame in traceback.extract_tb(problem.__traceback__) if frame.filename not in _LANGUAGE]
+    return _site(lines[-1].filename, lines[-1].lineno or 0, 0, "") if lines else None
 
 
 @cache

@@ -45,16 +45,20 @@ BINARY: dict[str, Callable[[int, int], int]] = {
 """
 
 
+class RegisterError(TypeError):
+    """A register is used as if its value were known while the protocol is recorded."""
+
+
 class Expr:
     """A word known only while the protocol runs. Arithmetic and comparison build a new expression."""
 
     def __bool__(self) -> bool:
-        raise TypeError(
+        raise RegisterError(
             "a register's value is not known while the protocol is recorded; use `with b.when(expr):` instead of `if`"
         )
 
     def __index__(self) -> int:
-        raise TypeError(
+        raise RegisterError(
             "a register cannot index a Python sequence; bound it (`seq % 2`) and use it to index a region or a slot"
         )
 
@@ -162,13 +166,15 @@ def word(value: Expr | int) -> Expr:
     if isinstance(value, Expr):
         return value
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"a word is an int or a register expression, not {value!r}")
+        raise RegisterError(f"a word is an int or a register expression, not {value!r}")
     return Const(value & MASK)
 
 
 def binary(op: str, left: Expr | int, right: Expr | int) -> Expr:
     """`left op right`, folded when both sides are known."""
     a, b = word(left), word(right)
+    if op in ("%", "//") and not (isinstance(b, Const) and b.value):
+        raise RegisterError(f"a word is divided by a number that is known and not 0, not by {b}")
     if isinstance(a, Const) and isinstance(b, Const):
         return Const(BINARY[op](a.value, b.value) & MASK)
     if op == "+" and isinstance(b, Const) and b.value == 0:

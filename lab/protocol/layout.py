@@ -92,7 +92,9 @@ class View:
         """Elements `part` of this view, counted from its start; the bounds must lie inside it."""
         lo = 0 if part.start is None else part.start
         hi = self.span.length if part.stop is None else part.stop
-        if part.step is not None or not 0 <= lo <= hi <= self.span.length:
+        if part.step is not None:
+            raise ProtocolError(f"a part of {self.span.label} has no step", value=part.step, site=user_site())
+        if not 0 <= lo <= hi <= self.span.length:
             raise ProtocolError(
                 f"elements [{lo}, {hi}) do not exist in {self.span.label}",
                 value=f"{self.span.length} elements",

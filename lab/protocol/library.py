@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import importlib.util
 import sys
 import traceback
@@ -62,7 +63,9 @@ def _defined(found: dict[str, Protocol]) -> str:
 
 def _run(path: Path):
     """Run a protocol file as a module; its directory may be imported from, as for a script."""
-    spec = importlib.util.spec_from_file_location(f"lab_user_{path.stem}", path.resolve())
+    # The loader is named because the module finder looks at files that end with .py only.
+    loader = importlib.machinery.SourceFileLoader(f"lab_user_{path.stem}", str(path.resolve()))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.resolve().parent))
@@ -70,7 +73,7 @@ def _run(path: Path):
         spec.loader.exec_module(module)
     except LabError:
         raise
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         frames = [f for f in traceback.extract_tb(problem.__traceback__) if f.filename == str(path.resolve())]
         where = f"line {frames[-1].lineno}: {frames[-1].line}" if frames else None
         raise LabError(

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from lab.protocol.expr import Expr
+from lab.protocol.expr import Expr, to_signed
 
 
 class Order(IntEnum):
@@ -79,6 +79,17 @@ class Cond(IntEnum):
     def symbol(self) -> str:
         """How the condition is written in a protocol."""
         return ("==", "!=", ">=", ">=s", ">=mod", "sum<=")[self]
+
+    def met(self, word: int, value: int, count: int = 1) -> bool:
+        """Whether `count` equal words meet the condition."""
+        return (
+            word == value,
+            word != value,
+            word >= value,
+            to_signed(word) >= to_signed(value),
+            (word - value) % (1 << 32) < 1 << 31,
+            count * to_signed(word) <= to_signed(value),
+        )[self]
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,10 @@ class Recorder:
         site = user_site()
         if self.returned:
             raise ProtocolError("this operation can never run: the agent has returned before it", site=site)
+        for name, wanted in (("order", Order), ("scope", Scope)):
+            if name in fields and not isinstance(fields[name], wanted):
+                known = ", ".join(member.name for member in wanted)
+                raise ProtocolError(f"this is no memory {name}; use {known}", value=fields[name], site=site)
         self.ops.append((kind, {"site": site, "phase": self.phase, **fields}))
 
     def register(self, name: str | None, bound: int | None = None) -> Reg:
@@ -184,14 +188,10 @@ class Verbs:
         (and usually `ret()`s). Polls take no known time: their bound may be reached while the other side is only
         late; `seconds` are taken to be longer than any delay, so that they pass only when nothing else can happen.
         """
-        if cond not in CONDITIONS:
-            raise ProtocolError(
-                f"unknown wait condition; use one of {', '.join(CONDITIONS)}", value=cond, site=user_site()
-            )
         self._emit(
             Wait,
             word=word_ref(at),
-            cond=CONDITIONS[cond],
+            cond=condition(cond),
             value=word(value),
             order=order,
             scope=scope,
@@ -245,12 +245,21 @@ class Verbs:
 RMW_FUNCTIONS = ("add", "sub", "max", "or", "exchange", "cas")
 
 
+def condition(symbol: str) -> Cond:
+    """The wait condition that is written `symbol`."""
+    if symbol not in CONDITIONS:
+        raise ProtocolError(
+            f"unknown wait condition; use one of {', '.join(CONDITIONS)}", value=symbol, site=user_site()
+        )
+    return CONDITIONS[symbol]
+
+
 def word_ref(at: WordRef | Buffer) -> WordRef:
     """A word operand: a word of a region, or a region of one word."""
     if isinstance(at, Buffer):
         return at.word
     if not isinstance(at, WordRef):
-        raise ProtocolError("this is not a word of a region (a flag, a counter)", value=at, site=user_site())
+        raise ProtocolError("this is not a word of a region (a flag, a counter)", value=_named(at), site=user_site())
     return at
 
 
@@ -259,5 +268,14 @@ def span_of(at: View | Buffer) -> Span:
     if isinstance(at, Buffer):
         return at.whole.span
     if not isinstance(at, View):
-        raise ProtocolError("this is not a span of payload (a slot, a buffer, a slice)", value=at, site=user_site())
+        raise ProtocolError(
+            "this is not a span of payload (a slot, a buffer, a slice)", value=_named(at), site=user_site()
+        )
     return at.span
+
+
+def _named(at: object) -> object:
+    """What an operand is called, for a message."""
+    if isinstance(at, View):
+        return str(at.span)
+    return str(at) if isinstance(at, WordRef) else at.region.name if isinstance(at, Buffer) else at

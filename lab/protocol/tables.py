@@ -42,6 +42,7 @@ from lab.protocol.program import (
 # Columns of `Tables.ops`, one 64-byte row an operation.
 KIND, ADDR, SELECT, VALUE, DST, FN, TARGET, SYNC, COUNT, EXPECTED, AGENT, POSITION, STAMP, CLOCK = range(14)
 COLUMNS = 16
+MAX_DEPTH = 16  # places on the stack that evaluates an operand
 # KIND
 LOAD, STORE, RMW, WAIT, FENCE, SET, BRANCH, MOVE, FILL, EXPECT, WAIT_STAMP, NOP = range(12)
 # FN of RMW, in the order of `record.RMW_FUNCTIONS`
@@ -282,14 +283,19 @@ class _Compiler:
         return self.expr_index[row]
 
     def _postfix(self, expr: Expr) -> None:
+        if _depth(expr) > MAX_DEPTH:
+            raise ValueError(f"this expression needs {_depth(expr)} places to compute; keep parts of it in `let`")
+        self._push(expr)
+
+    def _push(self, expr: Expr) -> None:
         if isinstance(expr, Const):
             self.postfix.append((PUSH_CONST, expr.value))
         elif isinstance(expr, Reg):
             self.postfix.append((PUSH_REG, expr.index))
         else:
             assert isinstance(expr, Binary)
-            self._postfix(expr.left)
-            self._postfix(expr.right)
+            self._push(expr.left)
+            self._push(expr.right)
             self.postfix.append((OPERATORS.index(expr.op), 0))
 
     # -- payload -------------------------------------------------------------------------------------------------------
@@ -441,6 +447,12 @@ class _Compiler:
     # -- rows ----------------------------------------------------------------------------------------------------------
 
     def _row(self, op: Op, base: int, agent: int, position: int) -> list[int]:
+        try:
+            return self._columns(op, base, agent, position)
+        except ValueError as problem:
+            raise ProtocolError(str(problem), site=op.site) from None
+
+    def _columns(self, op: Op, base: int, agent: int, position: int) -> list[int]:
         row = [-1] * 14
         row[KIND], row[AGENT], row[POSITION] = _KINDS[type(op)], agent, position
         if isinstance(op, (Load, Store, Rmw, Wait)):
@@ -470,6 +482,13 @@ class _Compiler:
         if isinstance(dst, int):
             row[DST] = dst
         return row
+
+
+def _depth(expr: Expr) -> int:
+    """Places that `expr` needs on the evaluation stack."""
+    if not isinstance(expr, Binary):
+        return 1
+    return max(_depth(expr.left), 1 + _depth(expr.right))
 
 
 def _chunk_bounds(start: int, length: int, threads: int, vector: int) -> np.ndarray:

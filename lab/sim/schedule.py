@@ -10,7 +10,6 @@ program (so that a line from another version is refused), the steps, and a check
 from __future__ import annotations
 
 import base64
-import binascii
 import zlib
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,6 +24,7 @@ from lab.protocol.program import Program
 from lab.protocol.write import Config, Protocol
 from lab.sim.machine import MEMORY_MODELS
 
+_MOST = 1 << 28  # steps and entities; a program of that size would not fit into memory
 _HINT = "paste the whole line, in single quotes, as `lab check` printed it"
 
 
@@ -64,7 +64,11 @@ def parse(line: str) -> tuple[Schedule, Protocol, Program]:
     if not {"memory", "program", "steps"} <= fields.keys() or fields["memory"] not in MEMORY_MODELS:
         raise LabError("the schedule line lacks its steps", value=_shortened(text), hint=_HINT)
     protocol = load(reference)
-    config = protocol.config(**_parameters(dict(parse_qsl(query)), protocol.defaults))
+    try:
+        parameters = _parameters(dict(parse_qsl(query)), protocol.defaults)
+    except ValueError as problem:
+        raise LabError("the parameters of the schedule line are damaged", value=query, hint=_HINT) from problem
+    config = protocol.config(**parameters)
     program = protocol.program(config)
     if program.fingerprint() != fields["program"]:
         raise LabError(
@@ -108,12 +112,26 @@ def _parameters(query: dict[str, str], defaults: Config) -> dict[str, Any]:
 
 
 def like(example: object, text: str) -> object:
-    """`text` as a value of the type of `example`, for options given as text."""
-    if isinstance(example, bool):
-        return text.lower() in ("1", "true", "yes")
-    if isinstance(example, int):
-        return int(text)
-    return float(text) if isinstance(example, float) else text
+    """`text` as a value of the type of `example`, for options given as text.
+
+    Raises:
+        LabError: It is none.
+    """
+    kinds = ((bool, _yes_or_no, "yes or no"), (int, int, "a whole number"), (float, float, "a number"))
+    for kind, read, called in kinds:
+        if isinstance(example, kind):
+            try:
+                return read(text)
+            except ValueError:
+                raise LabError(f"this option takes {called}", value=text) from None
+    return text
+
+
+def _yes_or_no(text: str) -> bool:
+    word = text.lower()
+    if word not in ("1", "true", "yes", "0", "false", "no"):
+        raise ValueError
+    return word in ("1", "true", "yes")
 
 
 def _pack(steps: np.ndarray) -> str:
@@ -133,7 +151,7 @@ def _pack(steps: np.ndarray) -> str:
 def _unpack(text: str) -> np.ndarray:
     try:
         data = zlib.decompress(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-    except (binascii.Error, zlib.error) as problem:
+    except (ValueError, zlib.error) as problem:
         raise LabError("the steps of the schedule line are damaged", value=_shortened(text), hint=_HINT) from problem
     numbers, current, shift = [], 0, 0
     for byte in data:
@@ -142,4 +160,7 @@ def _unpack(text: str) -> np.ndarray:
         if not byte & 0x80:
             numbers.append(current)
             current = shift = 0
-    return np.repeat(np.array(numbers[::2], np.int32), numbers[1::2])
+    entities, counts = numbers[::2], numbers[1::2]
+    if shift or len(entities) != len(counts) or max(entities, default=0) >= _MOST or sum(counts) >= _MOST:
+        raise LabError("the steps of the schedule line are damaged", value=_shortened(text), hint=_HINT)
+    return np.repeat(np.array(entities, np.int32), counts)

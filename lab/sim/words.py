@@ -14,7 +14,7 @@ _ADD, _SUB, _MUL, _MOD, _DIV, _AND, _OR, _XOR, _SHL, _SHR, _EQ, _NE, _LT, _GE, _
 assert t.OPERATORS == ("+", "-", "*", "%", "//", "&", "|", "^", "<<", ">>", "==", "!=", "<", ">=", "<s", ">=s")
 EQ, NE, GE, GE_SIGNED, GE_MOD, SUM_LE = range(6)  # lab.protocol.program.Cond
 ANY = -1  # met by every word: a load
-STACK = 16  # deepest operand; `registers` rows carry this much room at their end
+STACK = t.MAX_DEPTH  # deepest operand; `registers` rows carry this much room at their end
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
