@@ -1,6 +1,6 @@
 """All states of any program: breadth first over full states of the general machine, with exact keys.
 
-A state is a row of int32: program counters, registers, words, every payload cell that anybody writes, stamps, and the stores on each
+A state is a row of int32: program counters, registers that are read, words, every payload cell that anybody writes, stamps, and the stores on each
 link with what they carry. Rows are compared in full (the hash only finds where to look), so no state is taken for another. Every
 operation runs at most once (jumps lead forward), so the graph has no cycle.
 
@@ -24,7 +24,7 @@ from lab.protocol.program import Memory
 from lab.protocol.tables import Tables
 from lab.sim import machine as m
 from lab.sim import words
-from lab.sim.straight import DELIVER_DATA, DELIVER_WORD, Straight
+from lab.sim.straight import DELIVER_DATA, DELIVER_WORD, Straight, used_registers
 
 # Slots of `Rows.counts`.
 N_STATES, N_HEAD, N_TRANSITIONS, N_WRONG, N_HANGS, N_ABORTS, N_USED, N_FAILED = range(8)
@@ -111,10 +111,10 @@ class RowSearch:
             )
         self.reduce = reduce
         agents, links = len(tables.agent_start), tables.program.world**2
-        widest = agents + agents * tables.registers + len(tables.word_initial) + 2 * len(self.cells) + len(self.stamps)
+        widest = agents * (1 + tables.registers) + len(tables.word_initial) + 2 * len(self.cells) + len(self.stamps)
         widest += links + 3 * int(self.static.link_at[-1]) + 2 * int(self.static.pending_at[-1])
         self.scratch = np.zeros(widest + 1, np.int32)
-        self.registers = tables.registers
+        self.registers = np.argwhere(used_registers(tables)).astype(np.int64)
         self.in_flight, self.entities = np.zeros(len(tables.ops), bool), np.zeros(2 * agents + links, np.int32)
         if parts is not None:
             self.rows = Rows(**{name: np.array(a) for name, a in parts.items()})
@@ -456,10 +456,9 @@ def _pack(s, st, registers, cells, stamps, scratch):
     for agent in range(agents):
         scratch[at] = st.pc[agent]
         at += 1
-    for agent in range(agents):
-        for k in range(registers):
-            scratch[at] = np.int32(np.uint32(st.registers[agent, k] & 0xFFFFFFFF))
-            at += 1
+    for k in range(len(registers)):
+        scratch[at] = np.int32(np.uint32(st.registers[registers[k, 0], registers[k, 1]] & 0xFFFFFFFF))
+        at += 1
     for k in range(len(st.word)):
         scratch[at] = np.int32(np.uint32(st.word[k] & 0xFFFFFFFF))
         at += 1
@@ -507,10 +506,9 @@ def _load(s, st, registers, cells, stamps, arena, at, in_flight):
     for agent in range(agents):
         st.pc[agent] = arena[at]
         at += 1
-    for agent in range(agents):
-        for k in range(registers):
-            st.registers[agent, k] = np.int64(np.uint32(arena[at]))
-            at += 1
+    for k in range(len(registers)):
+        st.registers[registers[k, 0], registers[k, 1]] = np.int64(np.uint32(arena[at]))
+        at += 1
     for k in range(len(st.word)):
         st.word[k] = np.int64(np.uint32(arena[at]))
         at += 1

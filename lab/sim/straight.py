@@ -144,6 +144,8 @@ def straighten(tables: Tables, memory: str = "sc", execution: Execution | None =
         raise NotStraightError("a bounded wait gave up")
     if execution.outcome != m.DONE:
         raise NotStraightError("the execution did not end")
+    if execution.steps == 0:
+        raise NotStraightError("no operation runs")
     events = _events(tables, execution)
     order = _must_order(tables, execution, events)
     problem = _why_not(tables, execution, events, order)
@@ -215,11 +217,10 @@ def _site(tables: Tables, row: int) -> str:
     return str(tables.op(int(row)).site)
 
 
-def _used_results(tables: Tables) -> np.ndarray:
-    """bool, one a row of ops: its DST register is read by an operation of the same agent."""
+def used_registers(tables: Tables) -> np.ndarray:
+    """bool (agents, registers): an operation of the agent reads the register."""
     ops = tables.ops
-    agents, registers = len(tables.agent_start), tables.registers
-    reads = np.zeros((agents, registers), bool)
+    reads = np.zeros((len(tables.agent_start), tables.registers), bool)
     for column in (t.SELECT, t.VALUE, t.EXPECTED, t.STAMP):
         rows = np.flatnonzero(ops[:, column] >= 0)
         mode, a, b = (tables.exprs[ops[rows, column], k] for k in (t.E_MODE, t.E_A, t.E_B))
@@ -228,8 +229,13 @@ def _used_results(tables: Tables) -> np.ndarray:
         for k in np.flatnonzero(mode == t.POSTFIX):
             part = tables.postfix[a[k] : a[k] + b[k]]
             reads[ops[rows[k], t.AGENT], part[part[:, 0] == t.PUSH_REG, 1]] = True
-    dst = ops[:, t.DST]
-    return (dst >= 0) & reads[ops[:, t.AGENT], np.maximum(dst, 0)]
+    return reads
+
+
+def _used_results(tables: Tables) -> np.ndarray:
+    """bool, one a row of ops: its DST register is read by an operation of the same agent."""
+    dst = tables.ops[:, t.DST]
+    return (dst >= 0) & used_registers(tables)[tables.ops[:, t.AGENT], np.maximum(dst, 0)]
 
 
 # ---- the must order
@@ -569,13 +575,15 @@ def _wait_is_fixed(
 
 
 def _assemble(tables: Tables, execution: Execution, events: _Events, order: _Order) -> Straight:
-    thread = _merge_chains(events.chain, events.chains, order.rows, order.time)
+    thread = merge_chains(events.chain, events.chains, order.rows, order.time)
     n, threads = len(thread), int(thread.max(initial=-1)) + 1
     by_thread = np.argsort(thread, kind="stable")
     start = np.concatenate(([0], np.cumsum(np.bincount(thread, minlength=threads)))).astype(np.int64)
     place = np.zeros(n, np.int32)  # a step's number in its thread
     place[by_thread] = np.arange(n) - start[thread[by_thread]]
-    clock, guard_event, guard_thread, guard_min = _guards(n, threads, thread, place, order.needed_at, order.needed)
+    clock, guard_event, guard_thread, guard_min = guards_between(
+        n, threads, thread, place, order.needed_at, order.needed
+    )
     cells, at, writes = _accesses(tables, execution, events)
     checks = _checks(n, threads, thread, place, clock, cells, at, writes)
     check_event, check_thread, check_min, check_races = checks
@@ -620,7 +628,7 @@ def _by_row(row: np.ndarray, n: int, *columns: np.ndarray) -> tuple[np.ndarray, 
 
 
 @njit(cache=True)
-def _merge_chains(chain, chains, rows, time):
+def merge_chains(chain, chains, rows, time):
     """The thread of each event: chains that the must order makes take turns share one.
 
     At any time at most one of them can be enabled, so one counter says what their counters say.
@@ -659,7 +667,7 @@ def _merge_chains(chain, chains, rows, time):
 
 
 @njit(cache=True)
-def _guards(n, threads, thread, place, needed_at, needed):
+def guards_between(n, threads, thread, place, needed_at, needed):
     """Clocks over threads, and the guards that neither program order nor other guards imply."""
     clock = np.zeros((n, threads), np.int32)
     latest = np.full(threads, -1, np.int64)
@@ -688,13 +696,20 @@ def _guards(n, threads, thread, place, needed_at, needed):
 
 
 def _accesses(tables: Tables, execution: Execution, events: _Events) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(cell class, event, is a write), sorted by class and event. Cells that the same events access the same way are one class."""
     cells, steps, writes = races.accesses(tables, execution)
-    at = np.where(writes, events.visible[steps], steps).astype(np.int64)
+    return cell_classes(cells, np.where(writes, events.visible[steps], steps).astype(np.int64), writes)
+
+
+def cell_classes(cells: np.ndarray, at: np.ndarray, writes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Accesses (class of cells, event, is a write), sorted by class and event.
+
+    Cells that the same events access in the same way are one class.
+    """
+    at = at.astype(np.int64)
     order = np.lexsort((writes, at, cells))
     cells, at, writes = cells[order], at[order], writes[order]
     edges = np.flatnonzero(np.diff(cells, prepend=-1))
-    ends = np.append(edges[1:], len(cells))
+    ends = np.append(edges[1:], len(cells))[: len(edges)]
     seen: dict[bytes, int] = {}
     keep = []
     signature = at * 2 + writes
