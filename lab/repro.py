@@ -42,8 +42,8 @@ GATE_WORDS = (
     "defect in its own calls. Everything called simulated comes from a timing model on a CPU."
 )
 GATE_CAPTION = (
-    "Above: how many trials have a wrong element or an abort. Below: how much of the output is wrong in those. Lines are "
-    "simulated; hollow marks are what hardware showed, reported for four V620 and measured on two H200."
+    "Above: how many trials have a wrong element or an abort. Below: how much of the output is wrong in those. Lines "
+    "are simulated; hollow marks are what hardware showed, reported for four V620 and measured on two H200."
 )
 LIMITS = (
     "What runs here is a model of the kernel's protocol, written from its description: its real geometry, thread "
