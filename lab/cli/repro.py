@@ -31,8 +31,8 @@ def command(
 ) -> None:
     """Reproduce the desync of the rdna_ar two-shot: the gate table, both defects, and a page that shows them.
 
-    Exit 0 when both defects are there, the repaired protocol is fine, and the simulated self-test fails at 64 KiB and passes
-    at 20 MiB; 1 when not.
+    Exit 0 when both defects are there, the repaired protocol is fine, and the simulated self-test fails at 64 KiB and
+    passes at 20 MiB; 1 when not.
     """
     check_writable(out)
     from lab.plots.page import write_page
