@@ -78,7 +78,8 @@ def command(
         if value is not None
     }  # fmt: skip
     if updates is not None and (given or preset):
-        raise UsageError("--updates brings its own stream", hint=f"leave out: {', '.join([*given, *(['preset'] if preset else [])])}")  # fmt: skip
+        extra = [*given, *(["preset"] if preset else [])]
+        raise UsageError("--updates brings its own stream", hint=f"leave out: {', '.join(extra)}")
     if preset is not None and preset not in drift.PRESETS:
         raise UnknownNameError("preset", preset, drift.PRESETS)
     if seeds < 1:
@@ -122,7 +123,7 @@ def command(
         plot_drift(measured, plot)
         say(f"wrote {plot}")
     if json:
-        emit_json({"setup": setup, "rows": rows})
+        emit_json({"setup": setup | {"roundings": roundings, "accumulate": accumulate, "order": order}, "rows": rows})
         return
     typer.echo(described)
     typer.echo(f"{'percent':<22}{'drift':>18}{'gain':>20}{'norm':>20}    closed form: drift    gain    norm")

@@ -30,6 +30,7 @@ def prove(
     start = time.perf_counter()
     modes = proof.prove_modes(threads=threads)
     nan_rules = proof.prove_nan_rules(threads=threads)
+    lost = {mode.value: proof.lost_nans(mode) for mode in proof.UNGUARDED_MODES}
     stochastic = [proof.prove_stochastic(*case) for case in proof.stochastic_cases()]
     caught = proof.catch_mutants(threads=threads) if mutants else []
     seconds = time.perf_counter() - start
@@ -40,6 +41,7 @@ def prove(
             {
                 "modes": modes,
                 "nan_rules": nan_rules,
+                "nan_inputs_lost_without_guard": lost,
                 "stochastic": stochastic,
                 "mutants": caught,
                 "proved": not (failed or blind),
@@ -53,6 +55,8 @@ def prove(
         typer.echo("NaN rules, all NaN inputs")
         for line in nan_rules:
             typer.echo(f"  {line.name:<36} {line.inputs:>13,} {line.mismatches:>12,}{_first(line)}")
+        for name, count in lost.items():
+            typer.echo(f"  without a guard, {name} turns {count:,} NaN inputs into numbers")
         typer.echo("stochastic, all (cut-off, random) pairs          pairs   mismatches   mean bias in steps")
         for line in stochastic:
             typer.echo(f"  {line.name:<36} {line.pairs:>13,} {line.mismatches:>12,}   {line.mean_bias:+.6f}")
@@ -78,7 +82,8 @@ def identify(
         str,
         typer.Argument(
             metavar="FILE_OR_CALLABLE",
-            help="A .npz with `inputs` (float32) and `outputs`, or FILE.py:FUNCTION, or MODULE:FUNCTION.",
+            help="A .npz with `inputs` (float32) and `outputs`, or FILE.py:FUNCTION, or MODULE:FUNCTION; "
+            "or a library code such as aiter-1, to see what it does.",
         ),
     ],
     require: Annotated[
@@ -92,12 +97,20 @@ def identify(
     bfloat16), or float16. For a kernel on another machine: `lab rounding probe` writes the inputs; run them
     there and bring the outputs back in the same file.
     """
+    from functools import partial
+
     from lab.sim import identify as judge
+    from lab.sim.rounding import round_with
     from lab.sim.rounding_modes import conversion
 
     wanted = conversion(require) if require else None
-    is_file = box.endswith(".npz") or ":" not in box
-    verdict = judge.identify_file(box) if is_file else judge.identify(judge.load_callable(box))
+    if box.partition("-")[0].lower() in ("aiter", "opus", "ck"):
+        conversion(box)
+        verdict = judge.identify(partial(round_with, box))
+    elif box.endswith(".npz") or ":" not in box:
+        verdict = judge.identify_file(box)
+    else:
+        verdict = judge.identify(judge.load_callable(box))
     met = verdict.mode is not None
     if wanted is not None and met:
         named = wanted.name in verdict.codes or "-" not in wanted.name

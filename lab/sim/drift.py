@@ -141,8 +141,12 @@ RCCL_ADD = Path("RCCL + add", accumulate="ring")
 def fused(mode: RoundMode | str, **how: object) -> Path:
     """The fused kernel in one mode; `how` as the fields of Path."""
     mode = RoundMode.parse(mode)
-    name = f"fused {mode.value}" + (f"({how['random_bits']})" if how.get("random_bits") else "")
-    return replace(Path(name, add=mode), **how)
+    path = replace(Path("", add=mode), **how)
+    if not path.name:
+        bits = f"({path.random_bits})" if path.random_bits else ""
+        other = f", sum {path.sum.value}" if path.sum not in (None, mode) else ""
+        path = replace(path, name=f"fused {mode.value}{bits}{other}")
+    return path
 
 
 #: The rows of the published table.

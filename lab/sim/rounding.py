@@ -228,7 +228,7 @@ def _converter(fmt, mode, random_bits, seed, first, random, size) -> Callable:
 
         def deterministic(words, target, shift, start):
             block, lead, streaming = _staging(target)
-            run(words, target, shift, block, lead, streaming)
+            run(words, target, shift, block, lead, streaming, *loops.NO_RANDOM)
 
         return deterministic
 
@@ -258,7 +258,7 @@ def _converter(fmt, mode, random_bits, seed, first, random, size) -> Callable:
     if seed is None:
         raise LabError(f"{mode.value} needs a seed", hint="seed=0 will do; the same seed gives the same bits")
     mask = np.uint32((2**bits - 1) << int(lift))
-    run_counted = loops.stochastic_loop(fmt)
+    run_counted = loops.loop(fmt, RoundMode.Stochastic)
 
     def counted(words, target, shift, start):
         block, lead, streaming = _staging(target)
@@ -293,11 +293,13 @@ def _counter_spans(count, seed, first):
 
 def _staging(target):
     """A block for the loop, how many elements come before `target` is aligned to a line, and whether to stream."""
-    raw = np.empty(loops.BLOCK * target.itemsize + loops.LINE, np.uint8)
+    if target.nbytes < STREAM_BYTES:
+        return np.empty(loops.BLOCK, target.dtype), 0, False
+    size = loops.STREAM_BLOCK * target.itemsize
+    raw = np.empty(size + loops.LINE, np.uint8)
     skip = -raw.ctypes.data % loops.LINE
-    block = raw[skip : skip + loops.BLOCK * target.itemsize].view(target.dtype)
     lead = -target.ctypes.data % loops.LINE // target.itemsize
-    return block, lead, target.nbytes >= STREAM_BYTES
+    return raw[skip : skip + size].view(target.dtype), lead, True
 
 
 def _patch_nan(fmt, words, target, shift, mode, nan):

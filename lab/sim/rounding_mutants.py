@@ -11,46 +11,46 @@ from lab.sim.rounding_loops import (
     ONE,
     U32,
     _as_float,
-    _carry,
+    _carried,
     _from_half,
-    _nan_or,
     _sign_mask,
+    _to_even,
     _to_half,
 )
 from lab.sim.rounding_modes import RoundMode
 
 
 def _bias_one_short(u):
-    return _nan_or(u, _carry(u, U32(U32(0x7FFE) + U32(U32(u >> U32(16)) & ONE))))
+    return _carried(u, U32(U32(0x7FFE) + U32(U32(u >> U32(16)) & ONE)))
 
 
 def _no_tie_bit(u):
-    return _nan_or(u, _carry(u, U32(0x8000)))
+    return _carried(u, U32(0x8000))
 
 
 def _no_nan_guard(u):
-    return _carry(u, U32(U32(0x7FFF) + U32(U32(u >> U32(16)) & ONE)))
+    return U32(U32(u + _to_even(u)) >> U32(16))
 
 
 def _truncates(u):
-    return U32(U32(u | (U32(0x400000) if U32(u & ABS) > INF else U32(0))) >> U32(16))
+    return _carried(u, U32(0))
 
 
 def _sign_ignored(u):
-    return _nan_or(u, _carry(u, U32(0xFFFF)))
+    return _carried(u, U32(0xFFFF))
 
 
 def _sign_swapped(u):
-    return _nan_or(u, _carry(u, U32(_sign_mask(u) >> U32(16))))
+    return _carried(u, U32(_sign_mask(u) >> U32(16)))
 
 
 def _sticky_short(u):
-    cut = ONE if U32(u & U32(0xFFFE)) != U32(0) else U32(0)  # the last bit is not looked at
-    return _nan_or(u, U32(U32(u >> U32(16)) | cut))
+    cut = U32(0x10000) if U32(u & U32(0xFFFE)) != U32(0) else U32(0)  # the last bit is not looked at
+    return _carried(U32(u | cut) if U32(u & ABS) < INF else u, U32(0))
 
 
 def _half_step_short(u):
-    return _nan_or(u, _carry(u, U32(0x7FFF)))
+    return _carried(u, U32(0x7FFF))
 
 
 def _subnormals_flushed(u):
@@ -86,7 +86,7 @@ class Mutant:
         rule = njit(self.rule)
 
         @njit(nogil=True)
-        def convert(x, out, shift, block, lead, streaming):
+        def convert(x, out, shift, block, lead, streaming, first, key0, key1, mask, half):
             for i in range(x.size):
                 out[i] = U32(rule(x[i]) << shift)
 

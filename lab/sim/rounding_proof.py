@@ -296,7 +296,7 @@ def loop_converter(fmt: str, mode: RoundMode, make_loop: Callable = loops.loop) 
     run = make_loop(fmt, mode)
 
     def convert(words, codes):
-        run(words, codes, np.uint32(0), np.empty(loops.BLOCK, np.uint16), 0, False)
+        run(words, codes, np.uint32(0), np.empty(loops.BLOCK, np.uint16), 0, False, *loops.NO_RANDOM)
 
     return convert
 
@@ -336,6 +336,16 @@ def prove_nan_rules(*, threads: int = 2) -> list[Proof]:
 
         cases.append((f"bf16 {mode.value} NaN {nan.value}", convert, pieces(BF16, mode, nan)))
     return compare(cases, spans=nan_spans(), threads=threads)
+
+
+def lost_nans(mode: RoundMode) -> int:
+    """How many NaN inputs become a number (zero or infinity) where the mode's arithmetic has no NaN guard."""
+    table = pieces(BF16, mode, NanRule.UNGUARDED)
+    lost = 0
+    for start, stop in nan_spans():
+        words = np.arange(start + 1, stop, dtype=np.int64).astype(np.uint32)  # without the infinity
+        lost += int(np.count_nonzero((table.at(words) & 0x7FFF) <= BF16.infinity))
+    return lost
 
 
 # ---- stochastic rounding: exact counts

@@ -225,6 +225,10 @@ def test_command(tmp_path, capsys):
     assert run("identify", f"{script}:box", "--require", "RTZ") == 0
     assert run("identify", f"{script}:box", "--require", "ck-1") == 1  # truncates, but keeps NaN
     assert run("identify", f"{script}:box", "--require", "RNEE") == 2
+    assert run("identify", "aiter-1") == 0
+    assert "LOW16" in capsys.readouterr().out
+    assert run("identify", "aiter-4") == 2
+    assert "no branch" in capsys.readouterr().err
     assert run("identify", tmp_path / "absent.npz") == 2
     assert "no such file" in capsys.readouterr().err
 

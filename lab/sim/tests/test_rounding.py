@@ -240,16 +240,17 @@ def test_overlapping_output_is_right():
 
 
 @pytest.mark.parametrize("skew", [0, 1, 31])
-def test_streaming_stores_change_nothing(skew):
-    size = loops.BLOCK * 9 + 77
+def test_streaming_stores_change_nothing(skew, monkeypatch):
+    size = loops.STREAM_BLOCK * 9 + 77
     x = np.tile(adversarial(1000), 8)[:size]
-    expected = to_bf16(x, "RTO")
-    memory = np.full(size + 128, 0xAAAA, np.uint16)
-    out = memory[64 + skew : 64 + skew + size]
-    block, lead, _ = r._staging(out)
-    loops.loop("bf16", RoundMode.ToOdd)(x.view(np.uint32), out, np.uint32(0), block, lead, True)
-    assert np.array_equal(out, expected)
-    assert (memory[: 64 + skew] == 0xAAAA).all() and (memory[64 + skew + size :] == 0xAAAA).all()
+    expected = [to_bf16(x, "RTO"), to_bf16(x, "SR", seed=1)]
+    monkeypatch.setattr(r, "STREAM_BYTES", 0)
+    for mode, codes in zip(({"mode": "RTO"}, {"mode": "SR", "seed": 1}), expected, strict=True):
+        memory = np.full(size + 128, 0xAAAA, np.uint16)
+        out = memory[64 + skew : 64 + skew + size]
+        to_bf16(x, out=out, **mode)
+        assert np.array_equal(out, codes)
+        assert (memory[: 64 + skew] == 0xAAAA).all() and (memory[64 + skew + size :] == 0xAAAA).all()
 
 
 def test_large_output_is_streamed_and_right():
