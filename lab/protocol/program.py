@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from lab.protocol.expr import Expr, to_signed
+from lab.protocol.expr import Binary, Expr, Reg, to_signed
 
 
 class Order(IntEnum):
@@ -447,6 +447,21 @@ class Agent:
         return f"rank {self.rank} block {self.block}{wave}, call {self.call}"
 
 
+def _key(value: object) -> object:
+    """Everything that `value` says except where in the source it was written, in a form whose repr is short."""
+    if isinstance(value, Op):
+        return (type(value).__name__, *(_key(getattr(value, f)) for f in value.__dataclass_fields__ if f != "site"))
+    if isinstance(value, WordRef):
+        return value.region.id, _key(value.index), value.count
+    if isinstance(value, Span):
+        return value.region.id, _key(value.start), value.length
+    if isinstance(value, Reg):
+        return f"r{value.index}"
+    if isinstance(value, Binary):
+        return value.op, _key(value.left), _key(value.right)
+    return tuple(map(_key, value)) if isinstance(value, tuple) else str(value)
+
+
 @dataclass(frozen=True)
 class Program:
     """Agents over regions: one protocol at one configuration.
@@ -483,7 +498,7 @@ class Program:
         for agent in self.agents:
             digest.update(f"{agent.rank},{agent.call},{agent.block},{agent.wave},{agent.kind}".encode())
             for op in agent.ops:
-                digest.update(op.describe().encode())
+                digest.update(repr(_key(op)).encode())
         return digest.hexdigest()[:12]
 
     def listing(self, agent: Agent) -> str:
