@@ -101,8 +101,13 @@ class Block(Verbs):
     def mapping(self, vector: int = 1) -> Mapping:
         """The thread-to-element mapping of a grid-stride loop over vectors of `vector` elements."""
         threads = self.threads // self._waves
-        first = self.block * self.threads + self._wave * threads
-        return Mapping(first, threads, self.blocks * self.threads, vector)
+        first, grid = self.block * self.threads + self._wave * threads, self.blocks * self.threads
+        if not 1 <= vector <= grid:
+            # The elements that the vectors leave over are taken one a thread, so there must be as many threads.
+            raise ProtocolError(
+                f"a vector has 1 to {grid} elements in a grid of {grid} threads", value=vector, site=user_site()
+            )
+        return Mapping(first, threads, grid, vector)
 
     def vector_elements(self, *spans: View | Buffer) -> int:
         """Elements of a 16-byte vector where all `spans` are 16-byte aligned, else 1."""

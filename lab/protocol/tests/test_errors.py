@@ -58,6 +58,8 @@ MISTAKES = {
     "b.store(b.mine.turn, seq // seq, RELEASE, SYSTEM)": "divided by a number that is known and not 0",
     "b.copi(b.input, b.output)": "AttributeError: 'Block' object has no attribute 'copi'",
     "b.copy(b.input, nowhere)": "NameError: name 'nowhere' is not defined",
+    "b.copy(b.input, b.output, 999)": "a vector has 1 to 256 elements in a grid of 256 threads: 999",
+    "b.copy(b.input, b.output, 0)": "a vector has 1 to 256 elements",
     "1 / 0": "ZeroDivisionError: division by zero",
 }
 

@@ -181,7 +181,7 @@ class State:
 
 
 class Interpreter:
-    """Runs a program (without timeouts) one operation at a time under sc; an element is a tag that says its origin."""
+    """Runs a program (without timeouts) one operation at a time under sc, on elements that say where they came from."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -192,9 +192,11 @@ class Interpreter:
         n = len(self.program.agents)
         return self._run_local(State((0,) * n, ((),) * n, (), (), ()), range(n))
 
-    def element(self, elements: dict, region: int, index: int) -> object:
+    def element(self, elements: dict, region: int, index: int) -> tuple:
+        """The leaves whose sum the element holds: (input, rank, version, index) or (poison, region, 0, index)."""
         source = self.sources[region]
-        return elements.get((region, index), ("poison", region, index) if source is None else (*source, index))
+        first = ("poison", region, 0, index) if source is None else ("input", *source, index)
+        return elements.get((region, index), (first,))
 
     def moves(self, state: State) -> list[tuple[int, State]]:
         """(agent, state after it) of each agent that can execute its next operation."""
@@ -250,7 +252,7 @@ class Interpreter:
                 if getattr(op, "dst", None) is not None:
                     known[op.dst] = old
         elif isinstance(op, (Move, Fill, Expect)):
-            read[place] = self._payload(op, elements, known)
+            read[place] = self.payload(op, elements, known)
         return State(
             tuple(p + 1 if a == agent else p for a, p in enumerate(state.at)),
             tuple(tuple(sorted(known.items())) if a == agent else r for a, r in enumerate(state.registers)),
@@ -276,7 +278,7 @@ class Interpreter:
         }
         return results[op.fn]
 
-    def _payload(self, op: Op, elements: dict, known: dict[int, int]) -> object:
+    def payload(self, op: Op, elements: dict, known: dict[int, int]) -> object:
         """Execute a payload operation on `elements`; what it read."""
         if isinstance(op, Expect):
             at = self._elements(op.span, op.mapping, known)
@@ -284,9 +286,8 @@ class Interpreter:
         target = self._elements(op.dst, op.mapping, known)
         if isinstance(op, Fill):
             for k, index in target.items():
-                elements[op.dst.region.id, index] = (
-                    ("poison", op.dst.region.id, k) if op.source is None else (*op.source, k)
-                )
+                new = ("poison", op.dst.region.id, 0, k) if op.source is None else ("input", *op.source, k)
+                elements[op.dst.region.id, index] = (new,)
             return ()
         seen = []
         for k, index in target.items():
@@ -295,9 +296,7 @@ class Interpreter:
                 start = evaluate(span.start, known)
                 terms.append(self.element(elements, span.region.id, start + k))
             seen.append(tuple(terms))
-            elements[op.dst.region.id, index] = (
-                terms[0] if len(terms) == 1 else ("sum", tuple(sorted(map(repr, terms))))
-            )
+            elements[op.dst.region.id, index] = tuple(sorted(leaf for term in terms for leaf in term))
         return tuple(seen)
 
     def _elements(self, span: Span, mapping, known: dict[int, int]) -> dict[int, int]:
