@@ -23,7 +23,7 @@ from lab.kernels import self_test
 from lab.kernels.communicator import _describe
 from lab.kernels.rank import Rank, connect_in_process
 from lab.kernels.staging import MAX_BLOCKS, Layout
-from lab.kernels.strategy import Band, Plan, launch_shape
+from lab.kernels.strategy import Band, Plan, Room, launch_shape
 
 OURS = ("one_shot", "two_shot", "low_latency")
 SEED = "tests/seed_two_shot"
@@ -43,20 +43,24 @@ def make_ranks(world, devices, kernels, limit=LIMIT):
     return ranks
 
 
-def co_resident(world, devices):
-    """Blocks that surely run together: one per multiprocessor, shared by the ranks of a GPU."""
+def room_of(ranks, devices):
+    """What of a rank surely runs at the same time."""
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    return sms // max(devices[:world].count(device) for device in set(devices[:world]))
+    world = len(ranks)
+    sharing = max(devices[:world].count(device) for device in set(devices[:world]))
+    if sharing > 1:
+        return Room.of_shared_gpu(sms, sharing)
+    return Room(MAX_BLOCKS, sms * ranks[0].blocks_per_multiprocessor() * 512)
 
 
-def our_plans(layout, blocks):
+def our_plans(layout, room):
     def plans(nbytes):
         found = []
         for algorithm in OURS:
             if nbytes <= layout.capacity(algorithm):
                 for threads, most in ((512, MAX_BLOCKS), (128, 8), (32, 3)):
                     band = Band(1 << 62, algorithm, threads, most)
-                    found.append(launch_shape(band, nbytes, layout.world, blocks))
+                    found.append(launch_shape(band, nbytes, layout.world, room))
         return found
 
     return plans
@@ -108,7 +112,7 @@ class Stress:
 def stress(world, devices, calls, replays, seed=11):
     """`calls` per rank in batches of 64 without host synchronisation, then `replays` of a graph of 16 calls."""
     ranks = make_ranks(world, devices, OURS)
-    plans = our_plans(ranks[0].layout, co_resident(world, devices))
+    plans = our_plans(ranks[0].layout, room_of(ranks, devices))
     result = {"ranks": world, "gpus": len(set(devices[:world]))}
     start = time.monotonic()
     made = wrong = 0
@@ -161,7 +165,7 @@ def refused(world, devices):
     """The self-test on our kernels and on the seed's two-shot, by size of message."""
     found = {}
     ranks = make_ranks(world, devices, OURS)
-    outcome = self_test.run(ranks, our_plans(ranks[0].layout, co_resident(world, devices)), rounds=world + 1)
+    outcome = self_test.run(ranks, our_plans(ranks[0].layout, room_of(ranks, devices)), rounds=world + 1)
     found["ours"] = {"calls": outcome.calls, "failures": list(outcome.failures)}
     for rank in ranks:
         rank.close()
@@ -176,13 +180,13 @@ def refused(world, devices):
 def sweep(world, devices, sizes, isolated=100, queued=64, trials=5):
     """Wrong calls by message size and kernel, fp16: isolated, and `queued` calls without host synchronisation."""
     ranks = make_ranks(world, devices, [*OURS, SEED])
-    blocks = co_resident(world, devices)
+    room = room_of(ranks, devices)
     rows = []
     for nbytes in sizes:
         plans = {"seed_two_shot": seed_plan(nbytes)}
         for algorithm in OURS:
             if nbytes <= ranks[0].layout.capacity(algorithm):
-                plans[algorithm] = launch_shape(Band(1 << 62, algorithm, 512, 64), nbytes, world, blocks)
+                plans[algorithm] = launch_shape(Band(1 << 62, algorithm, 512, 64), nbytes, world, room)
         distinct = max(1, min(queued, (16 << 20) // nbytes))
         cases = [self_test.Case(seed_plan(nbytes), "fp16", nbytes // 2, 0)] * distinct
         inputs = self_test.draw_inputs(cases, world, 5)
@@ -241,7 +245,13 @@ def _small(rank, port):
     dist.all_gather_object(shared, end.share())
     end.connect(shared)
     outcome = self_test.run(
-        [end], our_plans(layout, 8), max_bytes=1 << 14, rounds=1, calls=18, replays=0, barrier=dist.barrier
+        [end],
+        our_plans(layout, Room(8, 8 * 512)),
+        max_bytes=1 << 14,
+        rounds=1,
+        calls=18,
+        replays=0,
+        barrier=dist.barrier,
     )
     print(f"rank {rank}: {outcome}", flush=True)
     torch.cuda.synchronize()

@@ -24,8 +24,8 @@ import torch.distributed._symmetric_memory as symm
 
 from lab.kernels.communicator import _describe
 from lab.kernels.rank import Rank, connect_in_process
-from lab.kernels.staging import Layout
-from lab.kernels.strategy import Band, default, launch_shape
+from lab.kernels.staging import MAX_BLOCKS, Layout
+from lab.kernels.strategy import Band, Room, default, launch_shape
 
 LIMIT = 64 << 20
 SIZES = [1 << 10 << i for i in range(17)]
@@ -94,7 +94,7 @@ def peers(world):
     return found
 
 
-def candidates(nbytes, layout, tune):
+def candidates(nbytes, layout, room, tune):
     """Launches of ours to try for a size, as keys."""
     found = {}
     for algorithm in ("low_latency", "one_shot", "two_shot"):
@@ -103,7 +103,7 @@ def candidates(nbytes, layout, tune):
         for threads in (64, 128, 256, 512) if tune else (256, 512):
             for blocks in (16, 64, 132, 264, 512) if tune else (132, 264):
                 for vectors in (1, 2):
-                    plan = launch_shape(Band(1 << 62, algorithm, threads, blocks, vectors), nbytes, layout.world, 512)
+                    plan = launch_shape(Band(1 << 62, algorithm, threads, blocks, vectors), nbytes, layout.world, room)
                     found[plan] = 0
     return found
 
@@ -129,7 +129,8 @@ def measure(rank, world, arguments):
     end.connect(shared)
     dist.barrier()
     strategy = default(architecture, world)
-    resident = torch.cuda.get_device_properties(rank).multi_processor_count * end.blocks_per_multiprocessor()
+    sms = torch.cuda.get_device_properties(rank).multi_processor_count
+    room = Room(MAX_BLOCKS, sms * end.blocks_per_multiprocessor() * 512)
     source = torch.randn(LIMIT // 2, device="cuda").bfloat16()
     target = torch.empty_like(source)
     others = peers(world) if arguments.peers else {}
@@ -138,14 +139,14 @@ def measure(rank, world, arguments):
         row = {"bytes": nbytes, "peers": {}, "ours": {}}
         for name, make in others.items():
             row["peers"][name] = time_calls(make(nbytes), nbytes)
-        for plan in {strategy.plan(nbytes, layout, resident): 0, **candidates(nbytes, layout, arguments.tune)}:
+        for plan in {strategy.plan(nbytes, layout, room): 0, **candidates(nbytes, layout, room, arguments.tune)}:
 
             def call(stream, plan=plan, count=nbytes // 2):
                 end.launch(plan, "bf16", source.data_ptr(), target.data_ptr(), count, stream)
 
             label = f"{plan.algorithm} {plan.blocks}x{plan.threads}"
             row["ours"][label] = time_calls(call, nbytes, quick=arguments.tune)
-        plan = strategy.plan(nbytes, layout, resident)
+        plan = strategy.plan(nbytes, layout, room)
         refcheck(end, plan, source[: nbytes // 2], target[: nbytes // 2])
         chosen = f"{plan.algorithm} {plan.blocks}x{plan.threads}"
         row |= {"auto": chosen, "us": row["ours"][chosen], "fastest": min(row["ours"], key=row["ours"].get)}
@@ -169,7 +170,7 @@ def measure_sharing(world, arguments):
     layout = Layout(world, LIMIT, 1 << 20, 1 << 20)
     ranks = [Rank(vendor, architecture, 0, r, layout, timeout=20, grace=10) for r in range(world)]
     connect_in_process(ranks)
-    resident = torch.cuda.get_device_properties(0).multi_processor_count // world
+    room = Room.of_shared_gpu(torch.cuda.get_device_properties(0).multi_processor_count, world)
     sources = [torch.randn(LIMIT // 8, device="cuda").bfloat16() for _ in ranks]
     targets = [torch.empty_like(source) for source in sources]
     streams = [torch.cuda.Stream() for _ in ranks]
@@ -179,7 +180,7 @@ def measure_sharing(world, arguments):
         for algorithm in ("low_latency", "one_shot", "two_shot"):
             if nbytes > layout.capacity(algorithm):
                 continue
-            plan = launch_shape(Band(1 << 62, algorithm, 256, 512), nbytes, world, resident)
+            plan = launch_shape(Band(1 << 62, algorithm, 256, 512), nbytes, world, room)
             graphs = []
             for rank, source, target, stream in zip(ranks, sources, targets, streams, strict=True):
                 graph = torch.cuda.CUDAGraph()

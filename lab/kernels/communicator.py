@@ -18,7 +18,7 @@ from lab.kernels import self_test
 from lab.kernels.build import KERNELS
 from lab.kernels.rank import ITEMSIZE, Rank
 from lab.kernels.staging import MAX_BLOCKS, Layout, Wait
-from lab.kernels.strategy import Plan, Strategy, default, fixed
+from lab.kernels.strategy import Plan, Room, Strategy, default, fixed
 
 log = logging.getLogger(__name__)
 
@@ -80,8 +80,8 @@ class AllReduce:
             timeout: seconds after which a wait for a peer counts as late.
             grace: further seconds after which the peer counts as lost and the call is given up.
             rounding: of 16-bit results, one of build.ROUNDINGS.
-            blocks: blocks of 512 threads that surely run at once, for a GPU that other ranks share. None: this rank has
-                the GPU to itself, and its launches may be placed early (see Rank's overlap).
+            blocks: for a GPU that several ranks share, this rank's share of its multiprocessors. None: this rank
+                has the GPU to itself, and its launches may be placed early (see Rank's overlap).
             test: run the self-test before the first use.
             marker: file to write, with the reason, when a peer is lost.
             cache: folder of compiled files.
@@ -123,15 +123,16 @@ class AllReduce:
                 timeout=timeout, grace=grace, overlap=blocks is None, rounding=rounding, cache=cache,
             )  # fmt: skip
             sms = torch.cuda.get_device_properties(self.device).multi_processor_count
-            self.blocks = min(blocks or sms * self._rank.blocks_per_multiprocessor(), MAX_BLOCKS)
-            return self._rank.share(), self.blocks
+            held = sms * self._rank.blocks_per_multiprocessor() * 512
+            self.room = Room(blocks, blocks * 512) if blocks else Room(MAX_BLOCKS, held)
+            return self._rank.share(), self.room
 
         digests = self._step("plan", plan)
         if not self.disabled and len(set(digests)) > 1:
             self._disable("plan", "ranks disagree on strategy, sizes, architecture or rounding")
         shared = self._step("allocate", allocate)
         if not self.disabled and len({held for _, held in shared}) > 1:
-            self._disable("allocate", "ranks hold different numbers of blocks at a time")
+            self._disable("allocate", "the GPUs hold different numbers of threads at a time")
         self._step("connect", lambda: self._rank.connect([where for where, _ in shared]))
         if test:
             self._step("self-test", self._self_test)
@@ -162,7 +163,7 @@ class AllReduce:
     def _self_test(self) -> int:
         def plans(nbytes: int) -> list[Plan]:
             tried = [self.strategy, *(fixed(name, threads=256) for name in KERNELS)]
-            found = [strategy.plan(nbytes, self.layout, self.blocks) for strategy in tried]
+            found = [strategy.plan(nbytes, self.layout, self.room) for strategy in tried]
             return [plan for plan in found if plan]
 
         limit = min(self.layout.max_bytes, 1 << 20)
@@ -185,7 +186,7 @@ class AllReduce:
         if not is_flat(tensor):
             return "its elements overlap or leave gaps in memory"
         nbytes = tensor.numel() * tensor.element_size()
-        if self.strategy.plan(nbytes, self.layout, self.blocks) is None:
+        if self.strategy.plan(nbytes, self.layout, self.room) is None:
             return f"{nbytes} bytes are more than the strategy and the workspace hold"
         return None
 
@@ -212,7 +213,7 @@ class AllReduce:
             return self._fall_back(tensor, out, reason)
         self._raise_lost()
         count = tensor.numel()
-        plan = self.strategy.plan(count * tensor.element_size(), self.layout, self.blocks)
+        plan = self.strategy.plan(count * tensor.element_size(), self.layout, self.room)
         stream = torch.cuda.current_stream(self.device)
         # Calls of one communicator follow each other, whatever streams they come on.
         if self._stream is not None and self._stream != stream and not torch.cuda.is_current_stream_capturing():

@@ -22,6 +22,7 @@ from lab.kernels.staging import (
     decode_records,
 )
 
+EVENTS = ("begin", "pushed", "exchanged", "reduced", "gathered", "end")  # the order of lab::Event
 OUTCOMES = ("finished", "out of steps", "stuck")  # the order of lab::host::Outcome
 NEVER = 1 << 62
 
@@ -82,10 +83,15 @@ class HostRanks:
         cache: Path | None = None,
         timeout: int = 1 << 40,
         grace: int = 0,
+        trace: bool = False,
     ):
-        """`timeout` and `grace` are in scheduler steps."""
+        """`timeout` and `grace` are in scheduler steps; `trace` compiles the phase stamps in."""
         self.layout = layout
-        artifact = build("host", world=layout.world, rounding=rounding, kernels=kernels, source=source, cache=cache)
+        artifact = build(
+            "host", world=layout.world, rounding=rounding, kernels=kernels, trace=trace, source=source, cache=cache
+        )
+        shape = (layout.world, MAX_BLOCKS if trace else 0, len(EVENTS))
+        self.stamps = np.zeros(shape, [("ticks", np.uint64), ("what", np.uint64)])
         self.module = bridge(cache).HostModule(artifact.path)
         mirrored = [ctypes.sizeof(kind) for kind in (Call, _Launch, Control, WaitRecord, _Options)]
         if self.module.sizes() != mirrored:
@@ -151,6 +157,8 @@ class HostRanks:
         call.place(self.layout)
         call.rank, call.blocks, call.threads = rank, collective.blocks, collective.threads
         call.rounding_seed = rounding_seed
+        if self.stamps.size:
+            call.trace, call.trace_events = self.stamps[rank].ctypes.data, len(EVENTS)
         call.aligned = call.input % VECTOR == 0 and call.output % VECTOR == 0
 
 

@@ -16,6 +16,28 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Room:
+    """What of a rank is certain to run at the same time; a block that waits for one that cannot start waits for ever.
+
+    Attributes:
+        blocks: at most this many blocks.
+        threads: at most this many threads in all.
+    """
+
+    blocks: int
+    threads: int
+
+    @classmethod
+    def of_shared_gpu(cls, multiprocessors: int, ranks: int) -> "Room":
+        """A GPU that several ranks share: a multiprocessor for every block of every rank.
+
+        More is not safe: on an H200, eight ranks of 64 blocks of 128 threads (one_shot) waited for each other until
+        the bound, although their registers leave room for all. The cause is not established.
+        """
+        return cls(multiprocessors // ranks, multiprocessors // ranks * 512)
+
+
+@dataclass(frozen=True)
 class Band:
     """Messages of at most `max_bytes` use `algorithm` in blocks of `threads`, at most `max_blocks` of them.
 
@@ -44,27 +66,27 @@ class Strategy:
             if band.threads % 32 or not 32 <= band.threads <= 512:
                 raise LabError("threads of a band", value=band.threads, hint="use a multiple of 32 up to 512")
 
-    def plan(self, nbytes: int, layout: Layout, resident: int) -> Plan | None:
+    def plan(self, nbytes: int, layout: Layout, room: Room) -> Plan | None:
         """The launch for a message, or None when it is too large for its band and for every later one.
 
         Args:
             nbytes: message size in bytes, of any alignment.
             layout: what the workspace can hold.
-            resident: blocks of 512 threads of this rank that are certain to run at the same time.
+            room: what of this rank is certain to run at the same time.
         """
         for band in self.bands:
             if nbytes <= min(band.max_bytes, layout.capacity(band.algorithm)):
-                return launch_shape(band, nbytes, layout.world, resident)
+                return launch_shape(band, nbytes, layout.world, room)
         return None
 
 
-def launch_shape(band: Band, nbytes: int, world: int, resident: int) -> Plan:
+def launch_shape(band: Band, nbytes: int, world: int, room: Room) -> Plan:
     """Blocks for the vectors that one rank handles in a phase: the message, or its part in two_shot."""
     vectors = -(-nbytes // VECTOR)
     if band.algorithm == "two_shot":
         vectors = -(-vectors // world)
     wanted = -(-vectors // (band.threads * band.vectors))
-    limit = min(band.max_blocks, resident * 512 // band.threads, MAX_BLOCKS)
+    limit = min(band.max_blocks, room.blocks, room.threads // band.threads, MAX_BLOCKS)
     return Plan(band.algorithm, max(1, min(wanted, limit)), band.threads)
 
 

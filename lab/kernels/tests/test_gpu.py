@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from lab.kernels import self_test  # noqa: E402
 from lab.kernels.rank import Rank, connect_in_process  # noqa: E402
 from lab.kernels.staging import Layout  # noqa: E402
-from lab.kernels.strategy import Plan, fixed  # noqa: E402
+from lab.kernels.strategy import Plan, Room, fixed  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -28,7 +28,10 @@ def make(world: int, **options) -> list[Rank]:
 
 def plans(nbytes: int) -> list[Plan]:
     layout = Layout(4, 1 << 20, 1 << 20, 1 << 20)
-    return [fixed(name, threads=128).plan(nbytes, layout, 16) for name in ("one_shot", "two_shot", "low_latency")]
+    return [
+        fixed(name, threads=128).plan(nbytes, layout, Room.of_shared_gpu(132, 8))
+        for name in ("one_shot", "two_shot", "low_latency")
+    ]
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 8])
