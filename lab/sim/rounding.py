@@ -49,7 +49,7 @@ __all__ = [
 FORMATS = ("bf16", "fp16")
 
 #: Outputs of this many bytes and more are written past the caches (see rounding_loops).
-STREAM_BYTES = 8 << 20
+STREAM_BYTES = 2 << 20
 
 
 def to_bf16(

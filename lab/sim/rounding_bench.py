@@ -101,7 +101,7 @@ def measure(mebibytes: int = 64, rounds: int = 15, *, peers: bool = True) -> lis
         rows.append(
             Row(
                 case.implementation, case.mode, case.format, case.elements,
-                round(1e3 * case.best, 3), round(rate / 1e9, 2), round(rate / floor, 3), case.limit,
+                1e3 * case.best, rate / 1e9, rate / floor, case.limit,
             )
         )  # fmt: skip
     return rows
