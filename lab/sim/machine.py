@@ -51,6 +51,7 @@ class Static(NamedTuple):
     word_initial: np.ndarray
     word_rank: np.ndarray  # -1: not reached through a link (host-mapped, block-shared)
     cell_initial: np.ndarray
+    cell_rank: np.ndarray
     pending_at: np.ndarray  # first slot of State.pending of each row of moves
     reads_at: np.ndarray  # first slot of Log.reads of each row of moves
     link_at: np.ndarray  # first queue slot of each link
@@ -135,6 +136,7 @@ def static(tables: t.Tables, memory: str) -> Static:
         tables.word_initial,
         word_rank,
         tables.cell_initial,
+        tables.cell_rank,
         np.concatenate(([0], np.cumsum(counts))),
         np.concatenate(([0], np.cumsum(reads))),
         np.cumsum(per_link),
@@ -298,6 +300,12 @@ def _needs_drain(s, st, op, agent):
         # A read does not pass this agent's posted stores to the same destination.
         rank = s.word_rank[_address(s, st, op, agent)]
         return rank >= 0 and st.outstanding[agent, rank] > 0
+    if kind == t.MOVE or kind == t.WAIT_STAMP:
+        row = _address(s, st, op, agent)
+        if s.moves[row, t.M_COUNT]:
+            for k in range(s.moves[row, t.M_SOURCES], s.moves[row, t.M_SOURCES] + s.moves[row, t.M_N_SOURCES]):
+                if st.outstanding[agent, s.cell_rank[s.items[s.sources[k]]]]:
+                    return True
     return False
 
 
