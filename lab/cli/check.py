@@ -98,7 +98,7 @@ def _progress(found: object) -> None:
         print(f"\r{found.executions} executions, {found.failing} failing", end="\r", file=sys.stderr)  # type: ignore[attr-defined]
 
 
-def _document(verdict) -> dict[str, object]:  # noqa: ANN001
+def _document(verdict) -> dict[str, object]:
     from dataclasses import asdict
 
     document = asdict(verdict)

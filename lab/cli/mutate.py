@@ -57,7 +57,7 @@ def command(
     raise typer.Exit(DEFECT if any(outcome.state == "survived" for outcome in outcomes) else 0)
 
 
-def _row(outcome) -> dict[str, object]:  # noqa: ANN001
+def _row(outcome) -> dict[str, object]:
     mutant = outcome.mutant
     return {
         "state": outcome.state,

@@ -117,7 +117,7 @@ def spans(elements: tuple[tuple[int, int], ...], most: int = 3) -> str:
 def story(explainer: Explainer, fault: Fault) -> Story:
     """Tell the witness of `fault`."""
     steps = tuple(witness(explainer, fault))
-    other = explainer._unordered(fault)
+    other = explainer.unordered(fault)
     other = fault.seen if other is None else other
     early = other == fault.due or other < 0
     read, write = _access(explainer, fault.step, "read"), _access(explainer, max(other, 0), "write")
@@ -135,8 +135,8 @@ def story(explainer: Explainer, fault: Fault) -> Story:
         fault=TOO_EARLY if early else TOO_LATE,
         place=place,
         elements=elements,
-        holds=explainer._holder(fault.seen),
-        due=explainer._due(fault),
+        holds=explainer.holder(fault.seen),
+        due=explainer.due_of(fault),
         first=first,
         second=second,
         known=_known(explainer, max(first_step, 0), max(second_step, 0)),

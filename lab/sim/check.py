@@ -1,4 +1,6 @@
-"""`check`: a protocol at a configuration -> a verdict with races, a failing schedule, a small witness, and what was covered."""
+"""`check`: a protocol at a configuration -> a verdict with races, a failing schedule, a small witness, and what was
+covered.
+"""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
 """When one execution stands for every schedule.
 
-A program is *determinate* when no choice of the scheduler can change what any operation reads from a word. Then every schedule
-executes the same operations, the races of one execution are the races of all, and without races the outcome of one is the outcome of
-all. It is enough that, by the clocks of one execution under `sc`,
+A program is *determinate* when no choice of the scheduler can change what any operation reads from a word. Then every
+schedule executes the same operations, the races of one execution are the races of all, and without races the outcome of
+one is the outcome of all. It is enough that, by the clocks of one execution under `sc`,
 
-* a load or read-modify-write whose result is used (by a branch, an address, a value or a wait) is ordered with every other write of
-  its word;
+* a load or read-modify-write whose result is used (by a branch, an address, a value or a wait) is ordered with every
+  other write of its word;
 * writes of one word that are not ordered are additions whose results nobody uses, or stores of one value;
-* every wait is *stable*: no write that the order allows between the one that met it and the waiter's look unmeets it, and no addition
-  beyond the one that met it could have met it instead;
+* every wait is *stable*: no write that the order allows between the one that met it and the waiter's look unmeets it,
+  and no addition beyond the one that met it could have met it instead;
 * no bounded wait gave up.
 
-Steps that nothing orders then commute, so any schedule can be turned into the one executed by swapping neighbours (Mazurkiewicz 1987).
-Tested against all schedules of random programs; not machine-proved.
+Steps that nothing orders then commute, so any schedule can be turned into the one executed by swapping neighbours
+(Mazurkiewicz 1987). Tested against all schedules of random programs; not machine-proved.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class _Word:
         return type(op) is type(second) and int(self._log.value[step]) == int(self._log.value[other])
 
     def _unstable(self, step: int, op: Wait, loose: np.ndarray) -> bool:
-        """Whether a write that the order allows before the waiter's look unmeets the wait, or could have met it instead.
+        """Whether a write that the order allows before the waiter's look unmeets the wait, or could have met it
+        instead.
 
         An addition that itself comes after all writes up to the one that met the wait finds it met already.
         """

@@ -1,9 +1,10 @@
 """Why an element is wrong: from the output back along the copies to the read that saw a value it must not see.
 
-Fingerprints add like the payload does, so what an output lacks can be read off it: the difference between what is due and what it
-holds is the difference between what some read along the way should have seen and what it saw. The read at which another write to the
-same cell makes up exactly that difference is at fault, and that write is what was due. Where several reads of one sum are at fault the
-difference fits none of them; then the first read counts that saw a write of a later call, or did not see an unordered one of its own.
+Fingerprints add like the payload does, so what an output lacks can be read off it: the difference between what is due
+and what it holds is the difference between what some read along the way should have seen and what it saw. The read at
+which another write to the same cell makes up exactly that difference is at fault, and that write is what was due. Where
+several reads of one sum are at fault the difference fits none of them; then the first read counts that saw a write of a
+later call, or did not see an unordered one of its own.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Explainer:
         """What is due minus what was read, modulo 2**64."""
         row = int(self.execution.log.row[step])
         due = int(self.tables.values[self.tables.moves[row, t.M_VALUES] + item])
-        cell, seen = next(self._reads(step, item))
+        cell, seen = next(self.reads(step, item))
         return (due - self._value(cell, seen)) % _WRAP
 
     def _value(self, cell: int, step: int) -> int:
@@ -80,13 +81,13 @@ class Explainer:
         """The wrong elements, those with the same cause together."""
         groups: dict[tuple[object, ...], list[tuple[int, int, Fault]]] = {}
         for row, item, fault in self.faults():
-            key = (row, self._holder(fault.seen), self._holder(fault.due) if fault.due is not None else None)
+            key = (row, self.holder(fault.seen), self.holder(fault.due) if fault.due is not None else None)
             groups.setdefault(key, []).append((row, item, fault))
         return [self._group(members) for members in groups.values()]
 
     def line_pair(self, fault: Fault) -> tuple[tuple[str, str], ...]:
         """The source lines and phases of the two accesses that race at a fault, for matching it with a race."""
-        other = self._unordered(fault)
+        other = self.unordered(fault)
         steps = [fault.step] if other is None else [fault.step, other]
         named = []
         for step in steps:
@@ -94,15 +95,17 @@ class Explainer:
             named.append((str(op.site), op.phase))
         return tuple(sorted(named))
 
-    def _unordered(self, fault: Fault) -> int | None:
-        if fault.due is not None and fault.due >= 0 and not self._before(fault.due, fault.step):
+    def unordered(self, fault: Fault) -> int | None:
+        """The step that a fault's read is not ordered with; None: the fault is not one of order."""
+        if fault.due is not None and fault.due >= 0 and not self.before(fault.due, fault.step):
             return fault.due
-        return fault.seen if fault.seen >= 0 and not self._before(fault.seen, fault.step) else None
+        return fault.seen if fault.seen >= 0 and not self.before(fault.seen, fault.step) else None
 
-    def _before(self, a: int, b: int) -> bool:
+    def before(self, a: int, b: int) -> bool:
+        """Whether step `a` happens before step `b`."""
         return bool(self.clocks.rows[b, self.clocks.chain[a]] >= self.clocks.time[a])
 
-    def _reads(self, step: int, item: int) -> Iterator[tuple[int, int]]:
+    def reads(self, step: int, item: int) -> Iterator[tuple[int, int]]:
         """Yield (cell, step that wrote what was read) for each source of one item."""
         row = int(self.execution.log.row[step])
         move = self.tables.moves[row]
@@ -120,7 +123,7 @@ class Explainer:
         if (step, item) in visited:
             return None
         visited[step, item] = None
-        for cell, seen in self._reads(step, item):
+        for cell, seen in self.reads(step, item):
             found = self._fault_here(step, cell, seen, lacking)
             if found is None and seen >= 0 and self._is_move(seen):
                 deeper = self._fault(seen, self._item_of(seen, cell), lacking, visited)
@@ -139,11 +142,11 @@ class Explainer:
             saw = self._value(cell, seen)
             due = [w for w in others if (self._value(cell, w) - saw) % _WRAP == lacking]
             return Fault(step, seen, due[0], cell, (step,)) if due else None
-        loose = [w for w in others if w >= 0 and not self._before(w, step) and not self._before(step, w)]
+        loose = [w for w in others if w >= 0 and not self.before(w, step) and not self.before(step, w)]
         missed = [w for w in loose if self._call(w) <= self._call(step)]
-        if seen >= 0 and self._call(seen) > self._call(step) and not self._before(seen, step):
+        if seen >= 0 and self._call(seen) > self._call(step) and not self.before(seen, step):
             return Fault(
-                step, seen, max((w for w in others if w < 0 or self._before(w, step)), default=-1), cell, (step,)
+                step, seen, max((w for w in others if w < 0 or self.before(w, step)), default=-1), cell, (step,)
             )
         return Fault(step, seen, missed[0], cell, (step,)) if missed else None
 
@@ -151,10 +154,11 @@ class Explainer:
         return self.tables.program.agents[int(self.tables.ops[self.execution.log.op[step], t.AGENT])].call
 
     def _unknown(self, step: int, item: int) -> Fault:
-        cell, seen = next(self._reads(step, item))
+        cell, seen = next(self.reads(step, item))
         return Fault(step, seen, None, cell, (step,))
 
-    def _holder(self, step: int | None) -> str:
+    def holder(self, step: int | None) -> str:
+        """Whose value a cell holds that `step` wrote, in words."""
         if step is None:
             return "another sum"
         if step < 0:
@@ -169,26 +173,27 @@ class Explainer:
         row, _, fault = members[0]
         op = self.tables.op(row)
         assert isinstance(op, Expect)
-        cells = [next(self._reads(self._step_of[r], i))[0] for r, i, _ in members]
+        cells = [next(self.reads(self._step_of[r], i))[0] for r, i, _ in members]
         region = self.tables.program.regions[int(self.tables.cell_region[cells[0]])]
         agent = self.tables.program.agents[int(self.tables.ops[row, t.AGENT])]
         spans = ranges(
             [int(self.tables.cell_start[c]) for c in cells], [int(self.tables.cell_length[c]) for c in cells]
         )
-        holds = f"{self._holder(fault.seen)}, read at {self._place(fault)}"
+        holds = f"{self.holder(fault.seen)}, read at {self._place(fault)}"
         return Wrong(
             rank=agent.rank,
             call=op.due[0][1],
             region=region.name,
             elements=spans,
             holds=holds,
-            due=self._due(fault),
-            chain=tuple(self._access(step) for step in self._chain(fault)),
+            due=self.due_of(fault),
+            chain=tuple(self._access(step) for step in self.steps_of(fault)),
         )
 
-    def _due(self, fault: Fault) -> str:
+    def due_of(self, fault: Fault) -> str:
+        """What the read at fault should have seen, in words."""
         if fault.due is not None:
-            return self._holder(fault.due)
+            return self.holder(fault.due)
         return "the sum of all ranks' inputs of this call"
 
     def _place(self, fault: Fault) -> str:
@@ -196,7 +201,8 @@ class Explainer:
         slot, _ = region.slot(int(self.tables.cell_start[fault.cell]))
         return f"{slot} of rank {region.rank}"
 
-    def _chain(self, fault: Fault) -> list[int]:
+    def steps_of(self, fault: Fault) -> list[int]:
+        """The steps that carried the wrong value to the output, the write that was seen first."""
         head = [fault.seen] if fault.seen >= 0 else []
         return [*head, *fault.chain]
 
@@ -226,16 +232,16 @@ class WitnessStep:
 def witness(explainer: Explainer, fault: Fault) -> list[WitnessStep]:
     """The steps that matter for one fault, in the order they happened.
 
-    These are: the racing accesses, the copies that carried the value, and for each of them the waits that let its agent reach it since
-    the one before, with the writes that satisfied those waits.
+    These are: the racing accesses, the copies that carried the value, and for each of them the waits that let its agent
+    reach it since the one before, with the writes that satisfied those waits.
     """
     execution, tables = explainer.execution, explainer.tables
     roles: dict[int, str] = {}
-    for step in explainer._chain(fault):
+    for step in explainer.steps_of(fault):
         roles[step] = "data"
     if fault.due is not None and fault.due >= 0:
         roles[fault.due] = "write"
-    if fault.seen >= 0 and fault.seen != fault.due and not explainer._before(fault.seen, fault.step):
+    if fault.seen >= 0 and fault.seen != fault.due and not explainer.before(fault.seen, fault.step):
         roles[fault.seen] = "write"
     roles[fault.step] = "read"
     because: dict[int, int] = {}

@@ -1,4 +1,6 @@
-"""A small witness for a race: the smallest configuration and the fewest preemptions that still turn it into a wrong value."""
+"""A small witness for a race: the smallest configuration and the fewest preemptions that still turn it into a wrong
+value.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ def key_of(race: Race) -> Key:
 
 
 def smallest_witness(protocol: Protocol, config: Config, memory: str, key: Key, seed: int = 0) -> Witness | None:
-    """Find the smallest configuration not above `config` in which the race `key` makes a value wrong; None: none was found.
+    """Find the smallest configuration not above `config` in which the race `key` makes a value wrong; None: none was
+    found.
 
     Args:
         protocol: The protocol.

@@ -10,7 +10,9 @@ _WRONG_SHOWN, _MEANS_SHOWN, _WAITS_SHOWN = 6, 4, 12
 
 
 def report(verdict: Verdict) -> str:
-    """The whole verdict: what was checked, each race, the first failing execution, the smallest witness, and what was covered."""
+    """The whole verdict: what was checked, each race, the first failing execution, the smallest witness, and what was
+    covered.
+    """
     return "\n".join(_lines(verdict))
 
 

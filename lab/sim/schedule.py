@@ -2,9 +2,10 @@
 
     seed_two_shot?blocks=2&calls=1&world=2#memory=sc&program=3f2a9c01d4e7&steps=eJxj...&check=1c291ca3
 
-Before `#` stands the protocol with the parameters that differ from its defaults; after it the memory model, the fingerprint of the
-program (so that a line from another version is refused), the steps, and a checksum of the whole. A step is an entity of
-`machine.run`; the line ends where the schedule does not matter any more: from there each agent runs on until it blocks.
+Before `#` stands the protocol with the parameters that differ from its defaults; after it the memory model, the
+fingerprint of the program (so that a line from another version is refused), the steps, and a checksum of the whole. A
+step is an entity of `machine.run`; the line ends where the schedule does not matter any more: from there each agent
+runs on until it blocks.
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ class Race:
     """Two accesses to the same elements, at least one a write, that no synchronisation orders.
 
     Attributes:
-        first: The access that should come first: the write of a call before its read, the earlier call before the later.
+        first: The access that should come first: the write of a call before its read, the earlier call before the
+            later.
         second: The other.
         region: The slot or buffer, in the protocol's words.
         elements: Ranges [lo, hi) of the region's elements where they meet.
