@@ -131,6 +131,7 @@ ctypedef int (*hip_launch_t)(void*, unsigned, unsigned, unsigned, unsigned, unsi
 DEF IPC_LAZY_PEER_ACCESS = 1
 DEF HOST_MAPPED = 2
 DEF HOST_PORTABLE = 1
+DEF HIP_HOST_COHERENT = 0x40000000  # seen by the host while the kernel runs
 DEF HIP_UNCACHED = 3
 DEF PROGRAMMATIC_STREAM_SERIALIZATION = 6  # cudaLaunchAttributeID
 
@@ -217,7 +218,10 @@ cdef class Gpu:
         cdef void* host = NULL
         cdef void* device = NULL
         name = "HostAlloc" if self.vendor == "nvidia" else "HostMalloc"
-        self.check((<malloc_flags_t>self.named(name))(&host, size, HOST_MAPPED | HOST_PORTABLE), name)
+        cdef unsigned flags = HOST_MAPPED | HOST_PORTABLE
+        if self.vendor == "amd":
+            flags |= HIP_HOST_COHERENT
+        self.check((<malloc_flags_t>self.named(name))(&host, size, flags), name)
         self.check((<device_pointer_t>self.named("HostGetDevicePointer"))(&device, host, 0), "HostGetDevicePointer")
         return <uintptr_t>host, <uintptr_t>device
 

@@ -157,6 +157,36 @@ def test_one_process_per_rank():
     spawn(_communicate)
 
 
+def _loses_a_peer(rank, device, group):
+    import tempfile
+
+    import torch.distributed as dist
+
+    from lab.kernels.communicator import AllReduce, PeerLostError
+
+    marker = Path(tempfile.mkdtemp()) / "wedged"
+    reducer = AllReduce(group, device, max_bytes=1 << 16, blocks=32, timeout=0.5, grace=0.5, test=False, marker=marker)
+    assert reducer.disabled is None, reducer.disabled
+    x = torch.full((100,), 1.0 + rank, device=device)
+    assert (reducer.all_reduce(x) == 3).all()
+    if rank == 0:
+        reducer.all_reduce(x)
+        torch.cuda.synchronize()
+        for use in (reducer.check, lambda: reducer.all_reduce(x)):
+            with pytest.raises(PeerLostError, match="call 2, phase packet, rank 1"):
+                use()
+        assert "call 2, phase packet, rank 1" in marker.read_text()
+    dist.barrier(group=group)
+    reducer.reset()
+    assert (reducer.all_reduce(x) == 3).all()
+    assert reducer.check() == ()
+    reducer.close()
+
+
+def test_a_lost_peer_is_raised_marked_and_reset():
+    spawn(_loses_a_peer)
+
+
 def _fails_on_one(rank, device, group):
     from lab.kernels.communicator import AllReduce
 
