@@ -33,7 +33,6 @@ from lab.sim.rounding_spec import (
     round_bits,
     round_nan,
     takes_upper,
-    widen,
 )
 
 SIDES: tuple[Side, ...] = ("exact", "below", "tie", "above")
@@ -214,7 +213,9 @@ def pieces(fmt: Format, mode: RoundMode, nan: NanRule = NanRule.QUIET) -> Pieces
     """
     if mode is RoundMode.TiesToEvenViaFp16:
         half = pieces(FP16, RoundMode.TiesToEven)
-        words = np.array([widen(code, FP16) for code in range(2**16)], np.uint32)
+        starts, _, side = _geometry(FP16)
+        positive = starts[side == SIDES.index("exact")]  # the fp32 words of the codes 0 .. 0x7fff
+        words = np.concatenate([positive, positive + FP32.sign_code]).astype(np.uint32)
         return Pieces(half.starts, pieces(BF16, RoundMode.TiesToEven).at(words)[half.codes])
     starts, lower, side = _geometry(fmt)
     halves = []
