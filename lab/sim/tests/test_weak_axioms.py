@@ -79,7 +79,7 @@ def _needed(a: int, b: int, ranks: tuple[int, ...]) -> Scope:
 
 
 def allowed(threads: Threads) -> set[tuple[tuple[str, int], ...]]:
-    """Values of registers and words at the end of every execution that the axioms allow and in which no wait is left."""
+    """Values of registers and words at the end of every execution that the axioms allow and whose waits are met."""
     ranks = tuple(rank for rank, _ in threads)
     events = [Event(-1, "initial", word) for word in WORDS] + [e for _, own in threads for e in own]
     reads = [k for k, e in enumerate(events) if e.reads]
