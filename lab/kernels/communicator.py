@@ -47,6 +47,9 @@ class AllReduce:
     Every method but `check` and `ineligible` is a collective: call it on all ranks, in the same order. Where the
     kernels cannot be used, `all_reduce` uses torch.distributed on `fallback` and the log says why.
 
+    Calls of one communicator must run one after the other. Eager calls see to that themselves; replays of graphs
+    that hold calls, on more than one stream, are for the caller to order.
+
     Attributes:
         disabled: why every call falls back, or None while the kernels are in use.
         strategy: the table of switch points in use.
@@ -92,6 +95,8 @@ class AllReduce:
         self.group, self.fallback, self.marker = group, fallback, marker
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self.device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        if self.device.type == "cuda" and self.device.index is None and torch.cuda.is_available():
+            self.device = torch.device("cuda", torch.cuda.current_device())
         self.disabled: str | None = None
         self._rank: Rank | None = None
         self._stream: torch.cuda.Stream | None = None

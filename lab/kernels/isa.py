@@ -177,6 +177,35 @@ def check_wide(code: Sequence[str]) -> str:
     return "pass"
 
 
+def check_poll(code: Sequence[str], rules: Rules, packets: bool, world: int) -> str:
+    """Every waiting loop loads anew, past the caches, all that it waits for.
+
+    A wait for a flag holds three loads: the flag, aborted_at, the flag again for a report. A wait for packets holds
+    one per rank (the own one is skipped at run time) and one for a report.
+    """
+    width, needed = "dwordx2", 3
+    if packets:
+        wide = rules.polled == rules.payload
+        width, needed = ("dwordx4", world + 1) if wide else ("dwordx2", 2 * (world + 1) + 1)
+    labels = {line.split(":")[0]: i for i, line in enumerate(code) if line.startswith(".LBB")}
+    loops = []
+    for i, line in enumerate(code):
+        start = labels.get(line.split()[-1], len(code)) if line.startswith(("s_cbranch", "s_branch")) else len(code)
+        # A loop over the vectors of a message stores payload; a waiting loop does not.
+        if start < i and not any("store_dwordx4" in body for body in code[start:i]):
+            loops.append((start, i))
+    sleeps = [i for i, line in enumerate(code) if line.startswith("s_sleep")]
+    for sleep in sleeps:
+        loads = [
+            sum(bool(_LOAD.match(x)) and width in x and _bits(x) >= rules.polled for x in code[start:end])
+            for start, end in loops
+            if start < sleep < end
+        ]
+        if max(loads, default=0) < needed:
+            return f"a waiting loop with {max(loads, default=0)} {width} loads of {needed}"
+    return "pass" if sleeps else "no waiting loop found"
+
+
 def check_spills(numbers: dict[str, int], code: Sequence[str]) -> str:
     """No register goes to memory."""
     if numbers["vgpr_spill_count"] or numbers["private_segment_fixed_size"]:
@@ -184,7 +213,7 @@ def check_spills(numbers: dict[str, int], code: Sequence[str]) -> str:
     return "pass" if not any(line.startswith("scratch_") for line in code) else "scratch access"
 
 
-def read(kernel: str, architecture: str, assembly: str, compiler: str = "") -> Row:
+def read(kernel: str, architecture: str, assembly: str, world: int, compiler: str = "") -> Row:
     """Check one kernel's assembly. `kernel` without flags (low_latency) is checked for its packets instead."""
     rules = RULES[architecture]
     row = Row(kernel, architecture, compiler)
@@ -198,6 +227,7 @@ def read(kernel: str, architecture: str, assembly: str, compiler: str = "") -> R
         if not packets:
             checks["drain"] = check_drain(code, rules)
             checks["acquire"] = check_acquire(code, rules)
+        checks["poll"] = check_poll(code, rules, packets, world)
         checks["payload"] = check_payload(code, rules, packets)
         checks["16-byte"] = check_wide(code)
         for check, result in checks.items():
@@ -229,5 +259,5 @@ def survey(
             if architecture not in RULES:
                 raise UnknownNameError("architecture", architecture, RULES)
             made = build(architecture, world=world, kernels=[kernel], output=".s", source=source, cache=cache)
-            rows.append(read(kernel, architecture, made.path.read_text(), made.compiler))
+            rows.append(read(kernel, architecture, made.path.read_text(), world, made.compiler))
     return rows

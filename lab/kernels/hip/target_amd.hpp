@@ -153,7 +153,12 @@ LAB_DEVICE u64 wall_clock() {
     return __builtin_amdgcn_s_memrealtime();
 #endif
 }
-LAB_DEVICE void pause() { __builtin_amdgcn_s_sleep(1); }
+/// The clobber keeps the compiler from polling once and looping over the result: a buffer load is not
+/// volatile.
+LAB_DEVICE void pause() {
+    asm volatile("" ::: "memory");
+    __builtin_amdgcn_s_sleep(1);
+}
 
 LAB_DEVICE float float_of(u32 bits) { return __builtin_bit_cast(float, bits); }
 LAB_DEVICE u32 bits_of(float value) { return __builtin_bit_cast(u32, value); }

@@ -49,6 +49,8 @@ PLANTED = (
     ("acquire", "target_amd.hpp", "    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, \"\");", ""),
     ("payload", "target_amd.hpp", "system_scope = 17", "system_scope = 1"),
     ("payload", "one_shot.hip", "store_bypass(scatter_slot(call, peer_after(call, k), turn.parity, call.rank), v, mine)", "scatter_slot(call, peer_after(call, k), turn.parity, call.rank)[v] = mine"),
+    ("poll", "signal.hpp", "const auto arrived = [&] { return load_polled_system(mine) >= turn.epoch; };", "const u64 once = load_polled_system(mine); const auto arrived = [&] { return once >= turn.epoch; };"),
+    ("poll", "low_latency.hip", "if (s != call.rank) terms[s] =", "if (s != call.rank && s != 0) terms[s] ="),
     ("16-byte", "reduce.hpp", "return static_cast<const Vec16*>(call.input)[index];", "return load_elements<T>(call, first);"),
     ("spills", "one_shot.hip", "trace(call, u32(Algorithm::one_shot), turn.epoch, Event::end);", "volatile u32 sink[64]; sink[first % 64] = vectors;"),
 )  # fmt: skip
@@ -60,7 +62,8 @@ def test_each_check_can_fail(check, file, old, new, tmp_path, cache):
     path = tmp_path / "hip" / file
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
-    (row,) = survey(kernels=["one_shot"], architectures=["gfx942"], source=tmp_path / "hip", cache=cache)
+    kernel = Path(file).stem if file.endswith(".hip") else "one_shot"
+    (row,) = survey(kernels=[kernel], architectures=["gfx942"], source=tmp_path / "hip", cache=cache)
     assert row.checks[check] != "pass", row
     others = {name: found for name, found in row.checks.items() if name != check}
     assert all(found == "pass" for found in others.values()) or check in ("release", "spills"), others
