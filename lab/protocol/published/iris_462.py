@@ -8,8 +8,9 @@ Fix: system scope.
 
 from __future__ import annotations
 
+from lab.protocol.program import Scope
 from lab.protocol.published.shared import only
-from lab.protocol.write import ACQUIRE, DEVICE, RELEASE, SYSTEM, Block, Declare, Scope, protocol
+from lab.protocol.write import ACQUIRE, DEVICE, RELEASE, SYSTEM, Block, Declare, protocol
 
 
 def memory(m: Declare) -> None:

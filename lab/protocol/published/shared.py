@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lab.protocol.expr import Expr
-from lab.protocol.write import ACQUIRE, RELEASE, SYSTEM, Block, Config, Declare, Host, Order, Scope
+from lab.protocol.program import Order, Scope
+from lab.protocol.write import ACQUIRE, RELEASE, SYSTEM, Block, Config, Declare, Host
 
 
 def flag_per_block_and_rank(m: Declare, *names: str) -> None:
