@@ -15,18 +15,33 @@ app.command("rounding")(bench_rounding.command)
 
 @app.command()
 def sim(
-    seconds: Annotated[float, typer.Option(help="Seconds to measure each row.")] = 2.0,
+    seconds: Annotated[float, typer.Option(help="Seconds to measure each row.")] = 0.5,
+    peers: Annotated[bool, typer.Option(help="Also run SPIN on the searched models, where it is installed.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
-    """Simulated operations and executions per second on one core, and what limits them."""
+    """Operations, schedules and states per second on one core, what limits them, and SPIN beside them."""
     from lab.sim.bench import measure
 
-    rows = measure(seconds)
+    report = measure(seconds, peers)
     if json:
-        emit_json(rows)
+        emit_json(report.document())
         return
-    for row in rows:
-        typer.echo(
-            f"{row.name:<44} {row.ops_per_s / 1e6:7.1f} M ops/s  {row.executions_per_s:>9.0f} executions/s  "
-            f"{row.cells_per_s / 1e6:7.1f} M cells/s   {row.limit}"
-        )
+    for row in report.rows:
+        typer.echo(f"{row.engine:<24} {row.model:<36} {row.memory:<7} {_figures(row):<48} {row.limit}")
+    for model, ratio in report.times_spin.items():
+        typer.echo(f"{model}: the exact search visits {ratio:.0f} times as many states a second as SPIN")
+    for name, what in report.peers.items():
+        typer.echo(f"{name}: {what}")
+
+
+def _figures(row) -> str:
+    parts = []
+    if row.ops_per_s is not None:
+        parts.append(f"{row.ops_per_s / 1e6:7.1f} M ops/s {row.schedules_per_s:>12,.0f} schedules/s")
+    if row.states_per_s is not None:
+        parts.append(f"{row.states_per_s / 1e6:7.2f} M states/s")
+    if row.bytes_per_state is not None:
+        parts.append(f"{row.bytes_per_state:.2f} bytes a state")
+    if row.us is not None:
+        parts.append(f"{row.us:7.1f} us")
+    return " ".join(parts)

@@ -177,8 +177,9 @@ class RowSearch:
     def _grow(self, memory_limit: int | None) -> bool:
         r = self.rows
         n, used = int(r.counts[N_STATES]), int(r.counts[N_USED])
-        room = int(1.6 * max(n, 256)) + 64
-        arena = int(1.6 * max(used, 4096)) + 2 * len(self.scratch) * 8
+        moves = len(self.entities)
+        room = int(1.6 * max(n, 256)) + moves
+        arena = int(1.6 * max(used, 4096)) + moves * len(self.scratch)
         table = len(r.table)
         while 2 * room > table:
             table *= 2
@@ -660,10 +661,6 @@ def _explore(
         head = counts[N_HEAD]
         if head >= target:
             return LIMIT
-        n = counts[N_STATES]
-        room = n + len(entities)
-        if room >= len(parent) or 2 * room > len(table) or counts[N_USED] + len(entities) * len(scratch) > len(arena):
-            return FULL
         _load(s, st, registers, cells, stamps, arena, offset[head], in_flight)
         moves = st.counts[m.C_ENABLED]
         for k in range(moves):
@@ -692,6 +689,9 @@ def _explore(
                     entities[0] = entities[k]
                     moves = 1
                     break
+        room = counts[N_STATES] + moves
+        if room >= len(parent) or 2 * room > len(table) or counts[N_USED] + moves * len(scratch) > len(arena):
+            return FULL
         for k in range(moves):
             entity = entities[k]
             if k > 0:

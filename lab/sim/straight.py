@@ -59,6 +59,7 @@ class Straight:
         op: int32, its row of `Tables.ops` (of a delivery: of the store).
         event: int32, its place in the log.
         kind: int8, one of KINDS.
+        wanted: int64, what a wait compares with.
         guard_at: int64 (steps + 1); guard_thread, guard_min: int32. A step needs `counter[guard_thread] >= guard_min`, where the
             counter of a thread is the number of its steps made. Guards that the others imply are left out.
         check_at, check_thread, check_min: Likewise, what must have happened for a step to see what the recorded execution saw.
@@ -75,6 +76,7 @@ class Straight:
     op: np.ndarray
     event: np.ndarray
     kind: np.ndarray
+    wanted: np.ndarray
     guard_at: np.ndarray
     guard_thread: np.ndarray
     guard_min: np.ndarray
@@ -602,6 +604,7 @@ def _assemble(tables: Tables, execution: Execution, events: _Events, order: _Ord
         op=events.op[by_thread],
         event=by_thread.astype(np.int32),
         kind=events.kind[by_thread],
+        wanted=order.wanted[by_thread],
         guard_at=guard_at,
         guard_thread=guard_thread,
         guard_min=guard_min,
