@@ -20,7 +20,8 @@ and a store of payload waits for the loads that it stores, which is why this is 
 
 Order says what may be read. *Visibility* says what a poll must see in the end, and only waits ask for it: see
 `_visible`. A wait that only an invisible or an overwritten message meets may be let go (the line may be evicted, the
-copy refreshed), but need not: when nothing else can move, that is a hang.
+copy refreshed), but need not: when nothing else can move, that is a hang. A wait bounded in seconds, which gives up
+only then, outlasts every delay: see `_arrive`.
 
 Each choice of a step is an entity of its own, beyond those of `machine`, so that schedules are lists of entities here
 too: see `run`.
@@ -1007,6 +1008,17 @@ def _timed_out(s, st, x, early):
     return -1
 
 
+@njit(cache=True, _nrt=False)
+def _arrive(uncached, messages, heads):
+    """A wait of seconds has passed, longer than any delay: what was stored to memory that no cache holds has arrived.
+
+    From now on nobody reads anything older. It gives no order: nobody has acquired anything.
+    """
+    for word in range(len(heads)):
+        if uncached[word]:
+            messages[heads[word], TIME] = 0  # covered by every clock
+
+
 @njit(forceinline=True, cache=True, _nrt=False)
 def _first_other(s, st):
     """The first entity that is a choice other than an agent's first; the one before it ends an execution that hangs."""
@@ -1147,6 +1159,8 @@ def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_st
             if log.level == LEVEL_FULL:
                 log.op[step] = -2
                 log.row[step] = st.pc[agent]
+            if s.ops[st.pc[agent], t.CLOCK] > 0:
+                _arrive(s.uncached, st.words, st.word_head)
             st.pc[agent] = s.ops[st.pc[agent], t.TARGET]
             st.counts[C_TIMEOUTS] += 1
             _unsettle(st, agent)
