@@ -62,9 +62,9 @@ def program_of(threads: Threads) -> Program:
     )
 
 
-def record(b: Block, step: Step, version: tuple[int, int]) -> None:
+def record(b: Block, step: Step, version: tuple[int, int], at: object = None) -> None:
     """Record one step; a put writes the input `version`, a get is compared with something that it never is."""
-    at = getattr(b.on(0), step.on) if step.on else None
+    at = at if at is not None or not step.on else getattr(b.on(0), step.on)
     if step.what == "put":
         b._emit(Fill, dst=span_of(at), source=version, constant=False, mapping=WHOLE)
     elif step.what == "get":
@@ -83,6 +83,42 @@ def record(b: Block, step: Step, version: tuple[int, int]) -> None:
         b.wait(at, step.cond, step.value, step.order, step.scope)
     else:
         b.fence(step.order, step.scope)
+
+
+def spread_program_of(threads: Threads, homes: dict[str, int]) -> Program:
+    """The Program of `threads` with words and buffers in the memory of several ranks, and all payload moved by copies.
+
+    A put copies an input that nothing else copies; a get copies into a buffer of its own, which then says what it saw.
+    """
+    by_rank: dict[int, list[int]] = {}
+    for index, (rank, _) in enumerate(threads):
+        by_rank.setdefault(rank, []).append(index)
+    longest = max(len(steps) for _, steps in threads)
+
+    def kernel(b: Block) -> None:
+        index = by_rank[b.rank][b.block]
+        for number, step in enumerate(threads[index][1]):
+            at = getattr(b.on(homes[step.on]), step.on) if step.on else None
+            if step.what == "put":
+                move(b, b.args["inputs"][b.block * longest + number], at)
+            elif step.what == "get":
+                move(b, at, getattr(b.mine, f"seen{b.block}")[number])
+            elif step.what == "copy":
+                other = BUFFERS[1 - BUFFERS.index(step.on)]
+                move(b, at, getattr(b.on(homes[other]), other))
+            else:
+                record(b, step, (0, 0), at)
+
+    most = max(len(own) for own in by_rank.values())
+    return small(
+        kernel,
+        words=WORDS,
+        payload={name: 1 for name in BUFFERS} | {f"seen{block}": (longest, 1) for block in range(most)},
+        world=1 + max(*(rank for rank, _ in threads), *homes.values()),
+        blocks={rank: len(own) for rank, own in by_rank.items()},
+        inputs=most * longest,
+        elements=1,
+    )
 
 
 class Draft:
@@ -129,17 +165,19 @@ class Draft:
 
 
 @st.composite
-def programs(draw: st.DrawFn, strong: bool = False, grow_only: bool = False, most: int = 8) -> Threads:
+def programs(
+    draw: st.DrawFn, strong: bool = False, grow_only: bool = False, most: int = 8, narrow: bool = True
+) -> Threads:
     """Two or three agents on one to three ranks, about `most` operations in all.
 
     `strong`: all orders acquire and release at system scope. `grow_only`: words that one agent stores in rising order,
-    waits with >=.
+    waits with >=. `narrow`: scopes below the system too.
     """
     ranks = draw(st.sampled_from([(0, 1), (0, 0), (0, 1, 2), (0, 0, 1), (0, 1, 1)]))
     draft = Draft(ranks, {word: draw(st.integers(0, len(ranks) - 1)) for word in WORDS})
     for _ in range(draw(st.integers(3, most))):
         agent = draw(st.integers(0, len(ranks) - 1))
-        for step in draw(_phrase(draft, agent, strong, grow_only)):
+        for step in draw(_phrase(draft, agent, strong, grow_only, narrow)):
             draft.add(agent, step)
     return tuple((rank, tuple(steps)) for rank, steps in zip(ranks, draft.agents, strict=True))
 
@@ -153,11 +191,11 @@ def _payload(draw: st.DrawFn, draft: Draft, agent: int) -> list[Step]:
 
 
 @st.composite
-def _phrase(draw: st.DrawFn, draft: Draft, agent: int, strong: bool, grow_only: bool) -> list[Step]:
+def _phrase(draw: st.DrawFn, draft: Draft, agent: int, strong: bool, grow_only: bool, narrow: bool) -> list[Step]:
     """One operation, or two that belong together: payload and its flag, or a wait for another agent's flag."""
     weak = not strong and draw(st.integers(0, 3)) == 0
     order = draw(st.sampled_from(Order)) if weak else Order.ACQ_REL
-    scope = draw(st.sampled_from([Scope.BLOCK, Scope.DEVICE, Scope.SYSTEM])) if weak else Scope.SYSTEM
+    scope = draw(st.sampled_from([Scope.BLOCK, Scope.DEVICE, Scope.SYSTEM])) if weak and narrow else Scope.SYSTEM
     kinds = ["payload", "payload", "publish", "publish", "await", "await", "await"]
     kinds += [] if strong else ["fence", "load"]
     kinds += [] if grow_only else ["add", "cas"]

@@ -70,7 +70,7 @@ def small(
     kernel: Callable[[Block], None],
     *,
     words: Iterable[str] = (),
-    payload: dict[str, int] | None = None,
+    payload: dict[str, int | tuple[int, int]] | None = None,
     world: int = 2,
     blocks: int | dict[int, int] = 1,
     inputs: int = 1,
@@ -88,7 +88,10 @@ def small(
         for name in words:
             declare.words(name)
         for name, length in (payload or {}).items():
-            declare.payload(name, length, UNCACHED)
+            if isinstance(length, tuple):
+                declare.payload(name, length[1], UNCACHED, slot=length[0])
+            else:
+                declare.payload(name, length, UNCACHED)
 
     def scenario(h: Host) -> None:
         given = [h.input(2 * elements) for _ in range(inputs)]
