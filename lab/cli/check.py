@@ -30,12 +30,19 @@ def command(
         str | None, typer.Option(help="What the hosts do: back_to_back, isolated, or the protocol's own.")
     ] = None,
     option: Annotated[list[str] | None, typer.Option("--set", help="An option of the protocol, NAME=VALUE.")] = None,
-    memory: Annotated[str, typer.Option(help="Memory model of the exploration: sc or posted.")] = "sc",
+    memory: Annotated[str, typer.Option(help="Memory model of the exploration: sc, posted or weak.")] = "sc",
     schedulers: Annotated[
-        str, typer.Option(help="Which schedulers explore: random, pct, run_on; with commas.")
+        str, typer.Option(help="What explores: random, pct, run_on, exhaustive (all schedules); with commas.")
     ] = "random,pct",
     executions: Annotated[int, typer.Option(help="Executions to explore.", min=1)] = 1000,
-    deadline: Annotated[float, typer.Option(help="Seconds of exploration at most.", min=0)] = 30.0,
+    deadline: Annotated[float, typer.Option(help="Seconds of exploration, and of search, at most.", min=0)] = 30.0,
+    states: Annotated[int | None, typer.Option(help="exhaustive: stop after so many states.", min=1)] = None,
+    memory_limit: Annotated[
+        str | None, typer.Option(help="exhaustive: memory that the states may take, such as 512MiB.")
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="exhaustive: file to go on from, and to write to when it ends early.")
+    ] = None,
     early_timeout: Annotated[
         float, typer.Option(help="Probability that a bounded wait gives up although others could move.", min=0, max=1)
     ] = 0.0,
@@ -50,7 +57,7 @@ def command(
     The race check needs one execution and no luck; the exploration then looks for executions with wrong elements, hangs and
     aborts, and every race is turned into the smallest failing witness that can be found.
     """
-    from lab.cli.request import configured
+    from lab.cli.request import configured, size
     from lab.sim.check import check
     from lab.sim.report import report
 
@@ -79,6 +86,9 @@ def command(
         seed=seed,
         deadline=deadline,
         early_timeout=early_timeout,
+        limit_states=states,
+        memory_limit=None if memory_limit is None else size(memory_limit),
+        checkpoint=checkpoint,
         progress=_progress,
     )
     if json:

@@ -14,10 +14,11 @@ _UNITS = {"k": 1024, "kib": 1024, "m": 1024**2, "mib": 1024**2, "b": 1, "": 1}
 
 def sizes(text: str | None) -> tuple[int, ...] | None:
     """`"65536"`, `"64KiB"` or `"64KiB,2002"` as bytes."""
-    return None if text is None else tuple(_size(part) for part in text.split(","))
+    return None if text is None else tuple(size(part) for part in text.split(","))
 
 
-def _size(text: str) -> int:
+def size(text: str) -> int:
+    """`"65536"`, `"64KiB"` or `"20MiB"` in bytes."""
     number = text.strip().lower()
     digits = number.rstrip("kmib")
     if not (digits.isascii() and digits.isdigit()) or number[len(digits) :] not in _UNITS:
@@ -55,7 +56,7 @@ def configured(
         blocks=blocks,
         calls=calls,
         bytes=sizes(nbytes),
-        gate=None if gate is None else _size(gate),
+        gate=None if gate is None else size(gate),
         dtype=dtype,
         waves=waves,
         scenario=scenario,

@@ -1,25 +1,26 @@
-"""`check`: a protocol at a configuration -> a verdict with races, a failing schedule, a small witness, and what was
-covered.
-"""
+"""`check`: a protocol at a configuration -> a verdict: races, a failing schedule, a small witness, what was covered."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from lab.protocol import tables as t
-from lab.protocol.program import Program, Rmw, Store, Wait
+from lab.protocol.program import Program
 from lab.protocol.tables import Tables, compile_tables
 from lab.protocol.write import Config, Protocol
 from lab.sim import machine as m
 from lab.sim.determinate import why_not_determinate
 from lab.sim.explain import Explainer, WitnessStep, witness
 from lab.sim.explore import INTERRUPTED, Engine, Exploration, explore
+from lab.sim.hang import waiting
 from lab.sim.minimise import Witness, key_of, smallest_witness
+from lab.sim.proof import proof
 from lab.sim.races import Execution, RaceReport, execute, find_races
 from lab.sim.schedule import Schedule
+from lab.sim.search import SearchResult, search
 from lab.sim.values import outputs
 from lab.sim.verdict import Race, Verdict
 
+EXHAUSTIVE = "exhaustive"
 _RACE_CHECKED = 16  # further executions whose races are checked when one does not stand for all
 
 
@@ -34,6 +35,9 @@ def check(
     deadline: float | None = None,
     early_timeout: float = 0.0,
     minimise: bool = True,
+    limit_states: int | None = None,
+    memory_limit: int | None = None,
+    checkpoint: str | None = None,
     progress: Callable[[Exploration], None] | None = None,
 ) -> Verdict:
     """Check a protocol: race check of one execution, then exploration, then a small witness for each race.
@@ -41,9 +45,17 @@ def check(
     Args:
         protocol: What to check.
         config: At which configuration; None: the protocol's defaults.
-        memory: Memory model of the exploration: sc or posted.
-        schedulers, executions, seed, deadline, early_timeout, progress: As in `explore.explore`.
+        memory: Memory model of the exploration: sc, posted or weak.
+        schedulers: As in `explore.explore`; `exhaustive` adds a search of all schedules (sc and posted).
+        executions: Executions to explore.
+        seed: First seed.
+        deadline: Seconds of exploration, and of search, at most; None: no limit.
+        early_timeout: Probability, at each step, that a bounded wait gives up although others could move.
         minimise: Look for a small witness.
+        limit_states: States after which the search stops.
+        memory_limit: Bytes that the states may take.
+        checkpoint: A file from which the search goes on, and to which it writes when it ends early.
+        progress: Called after each batch of executions.
 
     Returns:
         The verdict. Ctrl-C during the exploration keeps what was found until then.
@@ -57,16 +69,41 @@ def check(
     report = find_races(tables)
     why_not = why_not_determinate(report.execution, bool(report.races))
     races = report.races if why_not is None else _races_of_several(tables, report, seed)
-    engine = Engine(tables, memory)
-    found = explore(engine, schedulers, executions, seed, deadline, early_timeout, progress)
+    explorers = tuple(name for name in schedulers if name != EXHAUSTIVE)
+    found, searched = Exploration(), None
+    if explorers:
+        found = explore(Engine(tables, memory), explorers, executions, seed, deadline, early_timeout, progress)
+    if EXHAUSTIVE in schedulers and not found.stopped == INTERRUPTED:
+        searched = search(
+            tables,
+            memory,
+            limit_states=limit_states,
+            deadline=deadline,
+            memory_limit=memory_limit,
+            checkpoint=checkpoint,
+        )
+        _take_over(found, searched)
     failing = _failing(tables, memory, found, report.execution)
     small = _smallest(protocol, config, memory, races, seed, found) if minimise and not found.stopped else []
-    covered = proof(program, races, why_not, found, memory)
+    raced = 1 if why_not is None else _RACE_CHECKED + 1
+    covered = proof(program, memory, why_not, bool(races), raced, found, searched)
     return _verdict(protocol, config, program, memory, races, found, failing, small, covered)
 
 
+def _take_over(found: Exploration, searched: SearchResult) -> None:
+    """Let a failing schedule of the search count as one of the exploration."""
+    if searched.choices is not None and found.failure is None:
+        found.failure = (EXHAUSTIVE, 0, searched.choices)
+        found.executions += 1
+        found.wrong += searched.wrong
+        found.hangs += searched.hang
+        found.aborts += searched.abort
+    if searched.stopped == INTERRUPTED:
+        found.stopped = INTERRUPTED
+
+
 def _races_of_several(tables: Tables, first: RaceReport, seed: int) -> tuple[Race, ...]:
-    """The races of the first execution and of some random ones, one of each kind: another schedule may do other things."""
+    """The races of the first execution and of some random ones, one of each kind: other schedules do other things."""
     races = {key_of(race): race for race in first.races}
     for k in range(_RACE_CHECKED):
         for race in find_races(tables, execute(tables, policy=m.RANDOM, seed=seed + k)).races:
@@ -158,8 +195,8 @@ def _witness_note(race: Race, pair: Witness | None) -> str:
         return f"race {name}: no schedule tried made a value wrong because of it (benign so far)"
     c = pair.config
     return (
-        f"race {name}: wrong values with {c.calls} call(s), world {c.world}, {c.blocks} block(s), {max(c.bytes)} bytes; "
-        f"{len(witness(pair.explainer, pair.fault))} steps that matter"
+        f"race {name}: wrong values with {c.calls} call(s), world {c.world}, {c.blocks} block(s), "
+        f"{max(c.bytes)} bytes; {len(witness(pair.explainer, pair.fault))} steps that matter"
     )
 
 
@@ -194,38 +231,11 @@ def _told(step: WitnessStep) -> str:
 def wrong_means(execution: Execution) -> list[str]:
     """What the wrong outputs average to, in the program's dtype, with constant inputs (rank + 1) * call."""
     return [
-        f"rank {o.rank}, call {o.call}: mean {o.mean:.4g} where {o.due:.4g} is due, {o.wrong_share:.2%} of elements wrong"
+        f"rank {o.rank}, call {o.call}: mean {o.mean:.4g} where {o.due:.4g} is due, "
+        f"{o.wrong_share:.2%} of elements wrong"
         for o in outputs(execution)
         if o.wrong_share
     ]
-
-
-def waiting(execution: Execution) -> list[str]:
-    """Who waits for what in an execution in which nothing can move any more."""
-    tables, state = execution.tables, execution.state
-    writers = _writers(tables.program)
-    lines = []
-    for agent in tables.program.agents:
-        pc = int(state.pc[agent.id])
-        launched = agent.kind == "host" or pc != int(tables.agent_start[agent.id])
-        if pc >= int(tables.agent_end[agent.id]) or not launched:
-            continue
-        op = tables.op(pc)
-        line = f"{agent.name} waits at op {int(tables.ops[pc, t.POSITION])}: {op.describe()} ({op.site})"
-        if isinstance(op, Wait):
-            known = ", ".join(sorted(writers.get(op.word.region.id, {"nobody"})))
-            line += f"; the word is written by {known}"
-        lines.append(line)
-    return lines
-
-
-def _writers(program: Program) -> dict[int, set[str]]:
-    writers: dict[int, set[str]] = {}
-    for agent in program.agents:
-        for op in agent.ops:
-            if isinstance(op, (Store, Rmw)):
-                writers.setdefault(op.word.region.id, set()).add(f"rank {agent.rank}")
-    return writers
 
 
 def abort_record(protocol: Protocol, execution: Execution) -> str | None:
@@ -241,25 +251,3 @@ def abort_record(protocol: Protocol, execution: Execution) -> str | None:
         if record is not None:
             return f"rank {rank}: {record}"
     return None
-
-
-def proof(program: Program, races: tuple[Race, ...], why_not: str | None, found: Exploration, memory: str) -> str:
-    """What was covered, and what a pass does not prove."""
-    schedules = ", ".join(f"{count} {name}" for name, count in found.by_scheduler.items())
-    stopped = f" (stopped early: {found.stopped})" if found.stopped else ""
-    limits = []
-    if why_not is None:
-        checked = "one execution"
-        claim = "the program is determinate, so this one execution stands for every schedule"
-        claim += "" if races else ", and without races for every memory model that keeps release and acquire"
-    else:
-        checked = f"{_RACE_CHECKED + 1} executions"
-        claim = f"one execution does not stand for all: {why_not}"
-        limits.append("schedules that were not explored")
-    if all(agent.kind != "wave" for agent in program.agents):
-        limits.append("order between the threads of a block (a block is one agent here; --waves splits it)")
-    limits.append("other sizes, ranks, grids and numbers of calls than those given")
-    return (
-        f"race check: every pair of conflicting accesses of {checked}, by vector clocks; explored: {schedules} executions "
-        f"under {memory}{stopped}; {claim}; not covered: {'; '.join(limits)}"
-    )

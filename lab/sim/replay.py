@@ -9,8 +9,9 @@ from lab.errors import LabError
 from lab.protocol import tables as t
 from lab.protocol.tables import compile_tables
 from lab.sim import machine as m
-from lab.sim.check import abort_record, waiting, wrong_means
+from lab.sim.check import abort_record, wrong_means
 from lab.sim.explain import Explainer
+from lab.sim.hang import waiting
 from lab.sim.races import Execution, execute
 from lab.sim.schedule import parse
 from lab.sim.verdict import Wrong

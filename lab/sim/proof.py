@@ -1,0 +1,53 @@
+"""What a verdict covers, in words, and what it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lab.protocol.program import Program
+from lab.sim.explore import Exploration
+from lab.sim.search import SearchResult
+
+
+def proof(
+    program: Program,
+    memory: str,
+    why_not: str | None,
+    racy: bool,
+    raced: int,
+    found: Exploration,
+    searched: SearchResult | None,
+) -> str:
+    """Say what was covered.
+
+    Args:
+        program: What was checked.
+        memory: The memory model of exploration and search.
+        why_not: Why one execution does not stand for every schedule; None: it does.
+        racy: Whether races were found.
+        raced: Executions that were checked for races.
+        found: What was explored.
+        searched: The exhaustive search, if any.
+    """
+    which = "one execution" if raced == 1 else f"{raced} executions"
+    covered = [f"race check: every pair of conflicting accesses of {which}, by vector clocks"]
+    if found.by_scheduler:
+        schedules = ", ".join(f"{count} {name}" for name, count in found.by_scheduler.items())
+        stopped = f" (stopped early: {found.stopped})" if found.stopped else ""
+        covered.append(f"explored: {schedules} executions under {memory}{stopped}")
+    if searched is not None:
+        covered.append(f"search: {searched.covered}")
+    if why_not is None:
+        strong = "" if racy else ", and without races for every memory model that keeps release and acquire"
+        covered.append(f"the program is determinate, so this one execution stands for every schedule{strong}")
+    else:
+        covered.append(f"one execution does not stand for all: {why_not}")
+    return f"{'; '.join(covered)}; not covered: {'; '.join(_limits(program, why_not, searched))}"
+
+
+def _limits(program: Program, why_not: str | None, searched: SearchResult | None) -> Iterator[str]:
+    if why_not is not None and (searched is None or not searched.complete):
+        yield "schedules that were not explored"
+    if all(agent.kind != "wave" for agent in program.agents):
+        yield "order between the threads of a block (a block is one agent here; --waves splits it)"
+    yield "other sizes, ranks, grids and numbers of calls than those given"
