@@ -19,9 +19,9 @@ Loads execute in program order, so no value comes from the future: no load buffe
 and a store of payload waits for the loads that it stores, which is why this is close to the hardware.
 
 Order says what may be read. *Visibility* says what a poll must see in the end, and only waits ask for it: see
-`_visible`. A wait that only an invisible or an overwritten message meets may be let go (the line may be evicted, the
-copy refreshed), but need not: when nothing else can move, that is a hang. A wait bounded in seconds, which gives up
-only then, outlasts every delay: see `_arrive`.
+`weak_history.visible`. A wait that only an invisible or an overwritten message meets may be let go (the line may be
+evicted, the copy refreshed), but need not: when nothing else can move, that is a hang. A wait bounded in seconds, which
+gives up only then, outlasts every delay: see `weak_history.arrive`.
 
 Each choice of a step is an entity of its own, beyond those of `machine`, so that schedules are lists of entities here
 too: see `run`.
@@ -40,26 +40,19 @@ from lab.errors import LabError
 from lab.protocol import tables as t
 from lab.protocol.program import Cache, Memory, Scope, Store, Wait
 from lab.sim import machine as m
+from lab.sim import weak_history as h
 from lab.sim import words
 from lab.sim.machine import DIVERGED, DONE, HANG, LEVEL_FULL, LEVEL_NONE, PCT, RANDOM, REPLAY, STEP_LIMIT, TOLERANT
 
-MAX_CHOICES = 16
-"""Messages that a word operation chooses among: the newest ones, and the oldest that is allowed as the last."""
 MEMORY_LIMIT = 2 << 30
 """Bytes that the state of one run may take."""
-_BLOCK, _DEVICE, _SYSTEM = int(Scope.BLOCK), int(Scope.DEVICE), int(Scope.SYSTEM)
-# Columns of a message; the first seven are those of words and cells alike.
-VALUE, STEP, CHAIN, TIME, OLDER, RECORD, OWNER, STAMP = range(8)
-# Of words instead of STAMP: written by a read-modify-write; at _RELEASED + scope, the snapshot released there, or -1.
-_GLUED = _RELEASED = STAMP
-_WORD_COLUMNS, _CELL_COLUMNS = 12, 8
-_READ, _MATCH, _PLACE, _SWAP = range(4)  # what an operation asks of a history
-_STALE_READ, _EARLY_WRITE = 1, 2  # choices of a payload operation, added up
+_SYSTEM = int(Scope.SYSTEM)
+_STALE_READ, _EARLY_WRITE = h.STALE_READ, h.EARLY_WRITE
 # What an agent's next operation is: not looked at, no wait, a wait for one word, for several words or packets, none.
 _NO_MOVE, _READY, _PARKED, _POLLING, _FINISHED = range(5)
 C_ENABLED, C_STEPS, C_WRONG, C_WRONG_OPS = m.C_ENABLED, m.C_STEPS, m.C_WRONG, m.C_WRONG_OPS
 C_TIMEOUTS, C_OPS, C_POLLERS, C_UNSETTLED = m.C_TIMEOUTS, m.C_OPS, m.C_POLLERS, m.C_UNSETTLED
-C_MAYBE, C_WORDS, C_CELLS, C_RECORDS, C_SNAPSHOTS = range(8, 13)
+C_MAYBE, C_WORDS, C_CELLS, C_SNAPSHOTS = range(h.C_RECORDS + 1, h.C_RECORDS + 5)
 
 
 class Static(NamedTuple):
@@ -207,7 +200,7 @@ def new_state(s: Static, registers: int) -> State:
     releases = np.count_nonzero((order & 2 > 0) & ((kinds == t.STORE) | (kinds == t.RMW) | (kinds == t.FENCE)))
     n_words, n_cells = len(s.word_initial), len(s.cell_initial)
     pending = agents if s.fences else 1
-    size = 8 * _WORD_COLUMNS * (n_words + writes) + 8 * _CELL_COLUMNS * (n_cells + stores)
+    size = 8 * h.WORD_COLUMNS * (n_words + writes) + 8 * h.CELL_COLUMNS * (n_cells + stores)
     size += 12 * (reads + polled) + 4 * chains * (agents + releases + 4 * pending)
     if size > MEMORY_LIMIT:
         raise LabError(
@@ -216,13 +209,13 @@ def new_state(s: Static, registers: int) -> State:
             hint="use fewer ranks, blocks or calls; a program without races of which one execution stands for all "
             "gives the same results under weak as under sc, and needs no exploration",
         )
-    word_messages = np.zeros((n_words + writes, _WORD_COLUMNS), np.int64)
-    cell_messages = np.zeros((n_cells + stores, _CELL_COLUMNS), np.int64)
+    word_messages = np.zeros((n_words + writes, h.WORD_COLUMNS), np.int64)
+    cell_messages = np.zeros((n_cells + stores, h.CELL_COLUMNS), np.int64)
     for messages, initial in ((word_messages, s.word_initial), (cell_messages, s.cell_initial.view(np.int64))):
         first = messages[: len(initial)]
-        first[:, VALUE] = initial
-        first[:, (STEP, OLDER, RECORD, OWNER)] = -1
-    word_messages[:n_words, _RELEASED + 1 :] = -1
+        first[:, h.VALUE] = initial
+        first[:, (h.STEP, h.OLDER, h.RECORD, h.OWNER)] = -1
+    word_messages[:n_words, h.RELEASED + 1 :] = -1
     return State(
         registers=np.zeros((agents, registers + words.STACK), np.int64),
         pc=np.zeros(agents, np.int32),
@@ -254,147 +247,6 @@ def new_state(s: Static, registers: int) -> State:
 
 
 new_log = m.new_log
-
-
-# ---- histories
-
-
-@njit(cache=True, _nrt=False)
-def _covered(messages, records, clock, agent, message):
-    """Whether the agent must know a message: its store, or a read of it, happened before (RC11: coherence)."""
-    if clock[agent, messages[message, CHAIN]] >= messages[message, TIME]:
-        return True
-    record = messages[message, RECORD]
-    while record >= 0:
-        if clock[agent, records[record, 0]] >= records[record, 1]:
-            return True
-        record = records[record, 2]
-    return False
-
-
-@njit(cache=True, _nrt=False)
-def _options(messages, records, clock, agent, head, mode, cond, value, want):
-    """(number of messages an operation may choose, the one numbered `want`, the next newer one or -1), newest first.
-
-    _READ: any that is not older than the newest the agent must know. _MATCH: of these, those that meet a wait.
-    _PLACE: of these, those behind which a store fits: not before a read-modify-write of it.
-    """
-    message, newer, count, chosen, beside = head, np.int64(-1), 0, np.int64(-1), np.int64(-1)
-    while True:
-        if mode == _READ:
-            fits = True
-        elif mode == _MATCH:
-            fits = words.met(cond, messages[message, VALUE], value)
-        else:
-            fits = newer < 0 or messages[newer, _GLUED] == 0 or (mode == _SWAP and messages[message, VALUE] != value)
-        if fits:
-            if count == want or (count > want and want == MAX_CHOICES - 1):
-                chosen, beside = message, newer
-            count += 1
-        if _covered(messages, records, clock, agent, message):
-            return min(count, MAX_CHOICES), chosen, beside
-        newer = message
-        message = messages[message, OLDER]
-
-
-@njit(cache=True, _nrt=False)
-def _oldest(messages, records, clock, agent, message):
-    """The oldest message of a history that the agent may still read."""
-    while not _covered(messages, records, clock, agent, message):
-        message = messages[message, OLDER]
-    return message
-
-
-@njit(cache=True, _nrt=False)
-def _needed(a, b, device, block):
-    """The narrowest scope that holds both agents."""
-    if a == b:
-        return 0
-    if device[a] != device[b]:
-        return _SYSTEM
-    return _BLOCK if block[a] == block[b] else _DEVICE
-
-
-@njit(cache=True, _nrt=False)
-def _visible(messages, written_back, rank, device, block, agent, message, scope, uncached):
-    """Whether a poll of `agent` at `scope` sees a message in the end, when nothing else happens.
-
-    The poll looks as far as its scope: a narrower one may hit an old copy for ever, in the block's cache or, of
-    cached memory that another rank writes, in the rank's (LLVM AMDGPU memory model: loads bypass the caches that
-    their scope does not need; uncached memory is not held by the cache of a rank). The store is seen by the own rank
-    at once (the caches of a block write through), by others when it was not kept in the rank's cache, or when a
-    system release of the rank that covers it has written it back.
-    """
-    owner = messages[message, OWNER] >> 1
-    if owner < 0:
-        return True
-    needed = _needed(agent, owner, device, block)
-    if scope < needed and not (uncached and scope >= _DEVICE):
-        return False
-    if needed < _SYSTEM or messages[message, OWNER] & 1:
-        return True
-    return written_back[rank[owner], messages[message, CHAIN]] >= messages[message, TIME]
-
-
-@njit(cache=True, _nrt=False)
-def _latest_visible(messages, records, clock, written_back, rank, device, block, agent, head, scope, uncached):
-    """The message that a poll sees in the end."""
-    message = head
-    while not _visible(messages, written_back, rank, device, block, agent, message, scope, uncached):
-        if _covered(messages, records, clock, agent, message):
-            return message
-        message = messages[message, OLDER]
-    return message
-
-
-@njit(cache=True, _nrt=False)
-def _join(clock, agent, snapshots, snapshot):
-    for c in range(clock.shape[1]):
-        if snapshots[snapshot, c] > clock[agent, c]:
-            clock[agent, c] = snapshots[snapshot, c]
-
-
-@njit(cache=True, _nrt=False)
-def _join_pending(pending, agent, level, snapshots, snapshot):
-    for c in range(pending.shape[2]):
-        if snapshots[snapshot, c] > pending[agent, level, c]:
-            pending[agent, level, c] = snapshots[snapshot, c]
-
-
-@njit(cache=True, _nrt=False)
-def _synchronise(messages, snapshots, clock, pending, device, block, agent, message, sync, fences):
-    """Acquire what a message released, and through a chain of read-modify-writes what those before it did.
-
-    Pairs with the snapshot that a releasing store, read-modify-write or fence took: the scopes of both sides include
-    the other.
-    """
-    scope = sync >> 4
-    while message >= 0:
-        owner = messages[message, OWNER] >> 1
-        if owner >= 0:
-            level = max(_needed(agent, owner, device, block), 1)
-            snapshot = messages[message, _RELEASED + level]
-            if scope >= level and snapshot >= 0:
-                if sync & 1:
-                    _join(clock, agent, snapshots, snapshot)
-                elif fences:
-                    _join_pending(pending, agent, level, snapshots, snapshot)
-        if messages[message, _GLUED] == 0:
-            return
-        message = messages[message, OLDER]
-
-
-@njit(cache=True, _nrt=False)
-def _record(messages, records, clock, agent, message, chain, counts):
-    """Remember that `agent` has read a message: who knows of the read may not read an older message."""
-    if not _covered(messages, records, clock, agent, message):
-        at = counts[C_RECORDS]
-        counts[C_RECORDS] = at + 1
-        records[at, 0] = chain
-        records[at, 1] = clock[agent, chain]
-        records[at, 2] = messages[message, RECORD]
-        messages[message, RECORD] = at
-        # Not needed where the message is covered: who knows of this read then knows of what covers it.
 
 
 # ---- who can move
@@ -453,17 +305,6 @@ def _address(s, st, op, agent):
     return np.int64(s.addresses[s.ops[op, t.ADDR] + chosen])
 
 
-@njit(cache=True, _nrt=False)
-def _least(messages, records, clock, agent, head):
-    """The message with the least signed value that the agent may read."""
-    message = best = head
-    while not _covered(messages, records, clock, agent, message):
-        message = messages[message, OLDER]
-        if words.signed(messages[message, VALUE]) < words.signed(messages[best, VALUE]):
-            best = message
-    return best
-
-
 @njit(forceinline=True, cache=True, _nrt=False)
 def _wait_state(s, st, op, agent):
     """2: met by what the agent sees in the end; 1: met only by another message that it may read; 0: not met."""
@@ -473,7 +314,7 @@ def _wait_state(s, st, op, agent):
     total, least = np.int64(0), np.int64(0)
     for k in range(at, at + s.ops[op, t.COUNT]):
         head = np.int64(st.word_head[k])
-        message = _latest_visible(
+        message = h.latest_visible(
             st.words,
             st.records,
             st.clock,
@@ -486,31 +327,17 @@ def _wait_state(s, st, op, agent):
             scope,
             s.uncached[k],
         )
-        seen = st.words[message, VALUE]
+        seen = st.words[message, h.VALUE]
         if cond != words.SUM_LE:
             if words.met(cond, seen, value):
                 return 2
-            count, _, _ = _options(st.words, st.records, st.clock, agent, head, _MATCH, cond, value, 0)
+            count, _, _ = h.options(st.words, st.records, st.clock, agent, head, h.MATCH, cond, value, 0)
             return 1 if count else 0
         total += words.signed(seen)
-        least += words.signed(st.words[_least(st.words, st.records, st.clock, agent, head), VALUE])
+        least += words.signed(st.words[h.least(st.words, st.records, st.clock, agent, head), h.VALUE])
     if total <= words.signed(value):
         return 2
     return 1 if least <= words.signed(value) else 0
-
-
-@njit(cache=True, _nrt=False)
-def _stamped(messages, records, clock, agent, head, cond, value, oldest):
-    """The newest (or oldest) message of a packet that the agent may read and whose stamp meets a condition, or -1."""
-    message, found = head, np.int64(-1)
-    while True:
-        if words.met(cond, messages[message, STAMP], value):
-            found = message
-            if not oldest:
-                return found
-        if _covered(messages, records, clock, agent, message):
-            return found
-        message = messages[message, OLDER]
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
@@ -522,7 +349,7 @@ def _stamps_state(s, st, op, agent):
     state = 2
     for k in range(first, first + s.moves[row, t.M_COUNT]):
         head = np.int64(st.cell_head[s.items[k]])
-        message = _latest_visible(
+        message = h.latest_visible(
             st.cells,
             st.records,
             st.clock,
@@ -535,8 +362,8 @@ def _stamps_state(s, st, op, agent):
             _SYSTEM,
             False,
         )
-        if not words.met(cond, st.cells[message, STAMP], value):
-            if _stamped(st.cells, st.records, st.clock, agent, head, cond, value, False) < 0:
+        if not words.met(cond, st.cells[message, h.STAMP], value):
+            if h.stamped(st.cells, st.records, st.clock, agent, head, cond, value, False) < 0:
                 return 0
             state = 1
     return state
@@ -632,25 +459,25 @@ def _write_word(s, st, op, at, value, agent, step, older, newer):
     st.counts[C_WORDS] += 1
     chain = s.agent_chain[agent]
     sync = s.ops[op, t.SYNC]
-    st.words[message, VALUE] = value
-    st.words[message, STEP] = step
-    st.words[message, CHAIN] = chain
-    st.words[message, TIME] = st.clock[agent, chain]
-    st.words[message, OLDER] = older
-    st.words[message, RECORD] = -1
-    st.words[message, OWNER] = agent << 1 | s.at_once[op]
-    st.words[message, _GLUED] = s.ops[op, t.KIND] == t.RMW
+    st.words[message, h.VALUE] = value
+    st.words[message, h.STEP] = step
+    st.words[message, h.CHAIN] = chain
+    st.words[message, h.TIME] = st.clock[agent, chain]
+    st.words[message, h.OLDER] = older
+    st.words[message, h.RECORD] = -1
+    st.words[message, h.OWNER] = agent << 1 | s.at_once[op]
+    st.words[message, h.GLUED] = s.ops[op, t.KIND] == t.RMW
     released = np.int64(-1)
     if sync & 2:
         # Release: pairs with an acquiring read of this message, or of one that continues its release sequence.
         released = st.counts[C_SNAPSHOTS] - 1
     for level in range(1, 4):
         known = released if sync & 2 else np.int64(st.fence[agent, level])
-        st.words[message, _RELEASED + level] = known if level <= sync >> 4 else np.int64(-1)
+        st.words[message, h.RELEASED + level] = known if level <= sync >> 4 else np.int64(-1)
     if newer < 0:
         st.word_head[at] = message
     else:
-        st.words[newer, OLDER] = message
+        st.words[newer, h.OLDER] = message
     waiting = st.waiter[at]
     st.waiter[at] = -1
     while waiting >= 0:
@@ -668,48 +495,31 @@ def _write_cell(s, st, op, to, value, stamp, agent, step, early):
     st.counts[C_CELLS] += 1
     chain = s.agent_chain[agent]
     older = np.int64(st.cell_head[to])
-    if early and not _covered(st.cells, st.records, st.clock, agent, older):
+    if early and not h.covered(st.cells, st.records, st.clock, agent, older):
         newer = older
-        older = st.cells[newer, OLDER]
-        while not _covered(st.cells, st.records, st.clock, agent, older):
+        older = st.cells[newer, h.OLDER]
+        while not h.covered(st.cells, st.records, st.clock, agent, older):
             newer = older
-            older = st.cells[newer, OLDER]
-        st.cells[newer, OLDER] = message
+            older = st.cells[newer, h.OLDER]
+        st.cells[newer, h.OLDER] = message
     else:
         st.cell_head[to] = message
-    st.cells[message, VALUE] = value
-    st.cells[message, STEP] = step
-    st.cells[message, CHAIN] = chain
-    st.cells[message, TIME] = st.clock[agent, chain]
-    st.cells[message, OLDER] = older
-    st.cells[message, RECORD] = -1
-    st.cells[message, OWNER] = agent << 1 | s.at_once[op]
-    st.cells[message, STAMP] = stamp if stamp >= 0 else st.cells[older, STAMP]
+    st.cells[message, h.VALUE] = value
+    st.cells[message, h.STEP] = step
+    st.cells[message, h.CHAIN] = chain
+    st.cells[message, h.TIME] = st.clock[agent, chain]
+    st.cells[message, h.OLDER] = older
+    st.cells[message, h.RECORD] = -1
+    st.cells[message, h.OWNER] = agent << 1 | s.at_once[op]
+    st.cells[message, h.STAMP] = stamp if stamp >= 0 else st.cells[older, h.STAMP]
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
 def _read_cell(st, cell, agent, stale):
     message = np.int64(st.cell_head[cell])
     if stale:
-        message = _oldest(st.cells, st.records, st.clock, agent, message)
+        message = h.oldest(st.cells, st.records, st.clock, agent, message)
     return message
-
-
-@njit(cache=True, _nrt=False)
-def _payload_choices(moves, sources, items, cells, records, clock, heads, row, agent):
-    """Which of _STALE_READ and _EARLY_WRITE make a difference, added up."""
-    n, found = moves[row, t.M_COUNT], 0
-    for k in range(moves[row, t.M_SOURCES], moves[row, t.M_SOURCES] + moves[row, t.M_N_SOURCES]):
-        for i in range(sources[k], sources[k] + n):
-            if not _covered(cells, records, clock, agent, np.int64(heads[items[i]])):
-                found |= _STALE_READ
-                break
-    if moves[row, t.M_DST] >= 0:
-        for i in range(moves[row, t.M_DST], moves[row, t.M_DST] + n):
-            if not _covered(cells, records, clock, agent, np.int64(heads[items[i]])):
-                found |= _EARLY_WRITE
-                break
-    return found
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
@@ -725,9 +535,9 @@ def _move(s, st, log, op, row, agent, step, choice):
         total = np.int64(0)
         for k in range(n_sources):
             message = _read_cell(st, s.items[s.sources[first + k] + i], agent, stale)
-            total += st.cells[message, VALUE]
+            total += st.cells[message, h.VALUE]
             if log.level == LEVEL_FULL:
-                log.reads[s.reads_at[row] + k * n + i] = st.cells[message, STEP]
+                log.reads[s.reads_at[row] + k * n + i] = st.cells[message, h.STEP]
         _write_cell(s, st, op, s.items[dst + i], total, stamp, agent, step, early)
         if log.level == LEVEL_FULL:
             log.wrote[s.pending_at[row] + i] = np.uint64(total)
@@ -742,8 +552,8 @@ def _expect(s, st, log, op, row, agent, choice):
     for i in range(n):
         message = _read_cell(st, s.items[first + i], agent, choice & _STALE_READ)
         if log.level == LEVEL_FULL:
-            log.reads[s.reads_at[row] + i] = st.cells[message, STEP]
-        if np.uint64(st.cells[message, VALUE]) != s.values[at + i]:
+            log.reads[s.reads_at[row] + i] = st.cells[message, h.STEP]
+        if np.uint64(st.cells[message, h.VALUE]) != s.values[at + i]:
             if log.level == LEVEL_FULL:
                 log.wrong[st.counts[C_WRONG] + wrong, 0] = op
                 log.wrong[st.counts[C_WRONG] + wrong, 1] = i
@@ -760,11 +570,11 @@ def _wait_stamps(s, st, log, op, row, agent, choice):
     first, cond = s.sources[s.moves[row, t.M_SOURCES]], s.ops[op, t.FN]
     for i in range(s.moves[row, t.M_COUNT]):
         head = np.int64(st.cell_head[s.items[first + i]])
-        message = _stamped(st.cells, st.records, st.clock, agent, head, cond, value, choice > 0)
+        message = h.stamped(st.cells, st.records, st.clock, agent, head, cond, value, choice > 0)
         # The packet's data came with its stamp: the agent may not read an older packet afterwards.
-        _record(st.cells, st.records, st.clock, agent, message, s.agent_chain[agent], st.counts)
+        h.know(st.cells, st.records, st.clock, agent, message, s.agent_chain[agent], st.counts)
         if log.level == LEVEL_FULL:
-            log.reads[s.reads_at[row] + i] = st.cells[message, STEP]
+            log.reads[s.reads_at[row] + i] = st.cells[message, h.STEP]
 
 
 @njit(cache=True, _nrt=False)
@@ -776,18 +586,18 @@ def _valid(s, st, agent):
         return 1
     at = _address(s, st, op, agent)
     if kind == t.MOVE or kind == t.FILL or kind == t.EXPECT:
-        found = _payload_choices(s.moves, s.sources, s.items, st.cells, st.records, st.clock, st.cell_head, at, agent)
+        found = h.payload_choices(s.moves, s.sources, s.items, st.cells, st.records, st.clock, st.cell_head, at, agent)
         return (1, 3, 5, 15)[found]
     cond = s.ops[op, t.FN]
     if kind == t.WAIT_STAMP or (kind == t.WAIT and cond == words.SUM_LE):
         return 3  # the newest of each word or packet that fit, or the oldest packets, the least words
-    mode = _READ if kind == t.LOAD else _MATCH if kind == t.WAIT else _PLACE
+    mode = h.READ if kind == t.LOAD else h.MATCH if kind == t.WAIT else h.PLACE
     value = np.int64(0)
     if kind == t.WAIT:
         value = words.operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
     elif kind == t.RMW and s.ops[op, t.FN] == t.CAS:
-        mode, value = _SWAP, words.operand(s.exprs, s.postfix, s.ops[op, t.EXPECTED], st.registers, agent)
-    count, _, _ = _options(st.words, st.records, st.clock, agent, np.int64(st.word_head[at]), mode, cond, value, 0)
+        mode, value = h.SWAP, words.operand(s.exprs, s.postfix, s.ops[op, t.EXPECTED], st.registers, agent)
+    count, _, _ = h.options(st.words, st.records, st.clock, agent, np.int64(st.word_head[at]), mode, cond, value, 0)
     return (1 << count) - 1
 
 
@@ -797,14 +607,14 @@ def _read_sum(s, st, op, at, agent, choice):
     value = words.operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
     total = np.int64(0)
     for k in range(at, at + s.ops[op, t.COUNT]):
-        total += words.signed(st.words[st.word_head[k], VALUE])
+        total += words.signed(st.words[st.word_head[k], h.VALUE])
     least = choice > 0 or total > words.signed(value)
     for k in range(at, at + s.ops[op, t.COUNT]):
         message = np.int64(st.word_head[k])
         if least:
-            message = _least(st.words, st.records, st.clock, agent, message)
-        _record(st.words, st.records, st.clock, agent, message, s.agent_chain[agent], st.counts)
-        _synchronise(
+            message = h.least(st.words, st.records, st.clock, agent, message)
+        h.know(st.words, st.records, st.clock, agent, message, s.agent_chain[agent], st.counts)
+        h.synchronise(
             st.words,
             st.snapshots,
             st.clock,
@@ -851,15 +661,15 @@ def _execute(s, st, log, agent, step, given, x, stale):
     if kind != t.FENCE:
         address = _address(s, st, op, agent)
     if kind == t.LOAD or kind == t.STORE or kind == t.RMW or (kind == t.WAIT and s.ops[op, t.FN] != words.SUM_LE):
-        mode = _READ if kind == t.LOAD else _MATCH if kind == t.WAIT else _PLACE
+        mode = h.READ if kind == t.LOAD else h.MATCH if kind == t.WAIT else h.PLACE
         wanted = expected = np.int64(0)
         if kind != t.LOAD:
             wanted = words.operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
         if kind == t.RMW and s.ops[op, t.FN] == t.CAS:
-            mode, expected = _SWAP, words.operand(s.exprs, s.postfix, s.ops[op, t.EXPECTED], st.registers, agent)
+            mode, expected = h.SWAP, words.operand(s.exprs, s.postfix, s.ops[op, t.EXPECTED], st.registers, agent)
         count, message, newer = 2, np.int64(-1), np.int64(-1)
         while True:
-            count, message, newer = _options(
+            count, message, newer = h.options(
                 st.words,
                 st.records,
                 st.clock,
@@ -867,7 +677,7 @@ def _execute(s, st, log, agent, step, given, x, stale):
                 np.int64(st.word_head[address]),
                 mode,
                 s.ops[op, t.FN],
-                expected if mode == _SWAP else wanted,
+                expected if mode == h.SWAP else wanted,
                 choice,
             )
             if not other or count < 2:
@@ -876,10 +686,10 @@ def _execute(s, st, log, agent, step, given, x, stale):
             other = False
             choice = count - 1 if x & np.uint64(1) else 1 + m._below(x << np.uint64(20), count - 1)
         if kind != t.STORE:
-            seen = st.words[message, STEP]
-            value = st.words[message, VALUE]
-            _record(st.words, st.records, st.clock, agent, message, chain, st.counts)
-            _synchronise(
+            seen = st.words[message, h.STEP]
+            value = st.words[message, h.VALUE]
+            h.know(st.words, st.records, st.clock, agent, message, chain, st.counts)
+            h.synchronise(
                 st.words,
                 st.snapshots,
                 st.clock,
@@ -893,7 +703,7 @@ def _execute(s, st, log, agent, step, given, x, stale):
             )
             if kind != t.WAIT and s.ops[op, t.DST] >= 0:
                 st.registers[agent, s.ops[op, t.DST]] = value
-        if kind == t.STORE or (kind == t.RMW and (mode != _SWAP or value == expected)):
+        if kind == t.STORE or (kind == t.RMW and (mode != h.SWAP or value == expected)):
             # A compare-and-swap that fails writes nothing and so releases nothing.
             value = wanted if kind == t.STORE else words.rmw(s.ops[op, t.FN], value, wanted, expected)
             if sync & 2:
@@ -911,8 +721,8 @@ def _execute(s, st, log, agent, step, given, x, stale):
             for level in range(1, (sync >> 4) + 1):
                 st.fence[agent, level] = at
     elif kind == t.WAIT:
-        seen = st.words[st.word_head[address], STEP]
-        value = st.words[st.word_head[address], VALUE]
+        seen = st.words[st.word_head[address], h.STEP]
+        value = st.words[st.word_head[address], h.VALUE]
         choice = 1 if other else choice
         _read_sum(s, st, op, address, agent, choice)
     elif kind == t.WAIT_STAMP:
@@ -920,7 +730,7 @@ def _execute(s, st, log, agent, step, given, x, stale):
         _wait_stamps(s, st, log, op, address, agent, choice)
     else:
         if other:
-            choice = _payload_choices(
+            choice = h.payload_choices(
                 s.moves, s.sources, s.items, st.cells, st.records, st.clock, st.cell_head, address, agent
             )
             if x & np.uint64(1):
@@ -1008,17 +818,6 @@ def _timed_out(s, st, x, early):
     return -1
 
 
-@njit(cache=True, _nrt=False)
-def _arrive(uncached, messages, heads):
-    """A wait of seconds has passed, longer than any delay: what was stored to memory that no cache holds has arrived.
-
-    From now on nobody reads anything older. It gives no order: nobody has acquired anything.
-    """
-    for word in range(len(heads)):
-        if uncached[word]:
-            messages[heads[word], TIME] = 0  # covered by every clock
-
-
 @njit(forceinline=True, cache=True, _nrt=False)
 def _first_other(s, st):
     """The first entity that is a choice other than an agent's first; the one before it ends an execution that hangs."""
@@ -1037,7 +836,7 @@ def _may_choose(s, st, entity):
         return _may_time_out(s, st, entity - (others - 1 - agents))
     else:
         agent, choice = entity, 0
-    if agent < 0 or agent >= agents or choice >= MAX_CHOICES or (st.place[agent] < 0 and st.maybe_place[agent] < 0):
+    if agent < 0 or agent >= agents or choice >= h.MAX_CHOICES or (st.place[agent] < 0 and st.maybe_place[agent] < 0):
         return False
     return _valid(s, st, agent) >> choice & 1 == 1
 
@@ -1046,9 +845,9 @@ def _may_choose(s, st, entity):
 def _final(st):
     """The last message of every word and cell is what memory holds in the end."""
     for k in range(len(st.word)):
-        st.word[k] = st.words[st.word_head[k], VALUE]
+        st.word[k] = st.words[st.word_head[k], h.VALUE]
     for k in range(len(st.cell)):
-        st.cell[k] = np.uint64(st.cells[st.cell_head[k], VALUE])
+        st.cell[k] = np.uint64(st.cells[st.cell_head[k], h.VALUE])
 
 
 @njit(cache=True, _nrt=False)
@@ -1160,7 +959,7 @@ def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_st
                 log.op[step] = -2
                 log.row[step] = st.pc[agent]
             if s.ops[st.pc[agent], t.CLOCK] > 0:
-                _arrive(s.uncached, st.words, st.word_head)
+                h.arrive(s.uncached, st.words, st.word_head)
             st.pc[agent] = s.ops[st.pc[agent], t.TARGET]
             st.counts[C_TIMEOUTS] += 1
             _unsettle(st, agent)
@@ -1247,7 +1046,7 @@ def movable(s: Static, st: State) -> list[int]:
     for agent in range(agents):
         if st.place[agent] >= 0 or st.maybe_place[agent] >= 0:
             valid = int(_valid(s, st, agent))
-            choices = [choice for choice in range(MAX_CHOICES) if valid >> choice & 1]
+            choices = [choice for choice in range(h.MAX_CHOICES) if valid >> choice & 1]
             entities += [agent if choice == 0 else others + (choice - 1) * agents + agent for choice in choices]
     if not st.counts[C_ENABLED]:
         timeouts = [others - 1 - agents + agent for agent in range(agents)]
