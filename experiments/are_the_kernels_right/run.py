@@ -278,6 +278,8 @@ def main():
     parser.add_argument("--parts", nargs="+", default=["stress", "refused", "sweep"])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("this experiment needs a GPU that torch can use; on the CPU: pytest lab/kernels")
     if arguments.parts == ["small"]:
         torch.multiprocessing.spawn(_small, args=(29533,), nprocs=2)
         return

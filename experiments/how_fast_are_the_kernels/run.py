@@ -248,6 +248,8 @@ def main():
     parser.add_argument("--no-peers", dest="peers", action="store_false")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("this experiment needs a GPU that torch can use; on the CPU: pytest lab/kernels")
     if arguments.share:
         measure_sharing(arguments.share, arguments)
         return

@@ -23,7 +23,7 @@ from lab.kernels.staging import (
 )
 
 EVENTS = ("begin", "pushed", "exchanged", "reduced", "gathered", "end")  # the order of lab::Event
-OUTCOMES = ("finished", "out of steps", "stuck")  # the order of lab::host::Outcome
+OUTCOMES = ("finished", "out of steps", "diverged at a barrier")  # the order of lab::host::Outcome
 NEVER = 1 << 62
 
 

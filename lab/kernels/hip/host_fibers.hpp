@@ -41,7 +41,7 @@ struct Fiber {
 
 /// A thread block of a running launch.
 struct Group {
-    u32 rank, block;
+    u32 rank, block, threads;
     u32 live;                     ///< threads that have not returned
     std::vector<Fiber*> runnable; ///< invariant: runnable.size() + at_barrier.size() == live
     std::vector<Fiber*> at_barrier;
@@ -64,7 +64,8 @@ struct Scheduler {
     const Call* starting_call;
     void (*starting_kernel)(Call);
     std::vector<char*> free_stacks;
-    u32 burst; ///< switches left before another block gets a turn
+    u32 burst;     ///< switches left before another block gets a turn
+    bool diverged; ///< a thread returned while others of its block wait, or will wait, at a barrier
 };
 
 inline Scheduler scheduler;
@@ -159,11 +160,6 @@ inline void pause() {
     to_scheduler();
 }
 
-inline void release_barrier(Group& group) {
-    group.runnable.insert(group.runnable.end(), group.at_barrier.begin(), group.at_barrier.end());
-    group.at_barrier.clear();
-}
-
 inline void leave_runnable(Group& group, Fiber* fiber) {
     for (Fiber*& entry : group.runnable) {
         if (entry != fiber) continue;
@@ -177,7 +173,11 @@ inline void block_barrier() {
     Group& group = *running->group;
     leave_runnable(group, running);
     group.at_barrier.push_back(running);
-    if (group.at_barrier.size() == group.live) release_barrier(group);
+    if (group.live != group.threads) scheduler.diverged = true;
+    if (group.at_barrier.size() == group.live) {
+        group.runnable = std::move(group.at_barrier);
+        group.at_barrier.clear();
+    }
     to_scheduler();
 }
 

@@ -9,7 +9,7 @@ struct Launch {
     Call call; ///< call.rank names the stream
 };
 
-enum Outcome : int { finished = 0, out_of_steps = 1, stuck = 2 };
+enum Outcome : int { finished = 0, out_of_steps = 1, diverged = 2 };
 
 /// A rank's stream: launches in order, one running at a time.
 struct Stream {
@@ -28,10 +28,8 @@ inline void fiber_main() {
     Group& group = *running->group;
     leave_runnable(group, running);
     scheduler.free_stacks.push_back(running->stack);
-    if (--group.live == 0)
-        --streams[group.rank].live_groups;
-    else if (group.at_barrier.size() == group.live)
-        release_barrier(group);
+    if (--group.live == 0) --streams[group.rank].live_groups;
+    if (!group.at_barrier.empty()) scheduler.diverged = true;
     to_scheduler();
     abort();
 }
@@ -55,7 +53,7 @@ inline void start_launch(Stream& stream) {
     stream.live_groups = call.blocks;
     for (u32 b = 0; b < call.blocks; ++b) {
         auto group = std::make_unique<Group>();
-        group->rank = call.rank, group->block = b, group->live = call.threads;
+        group->rank = call.rank, group->block = b, group->live = group->threads = call.threads;
         memset(group->shared, 0xcd, sizeof group->shared); // shared memory starts with rubbish
         for (u32 t = 0; t < call.threads; ++t) {
             auto fiber = std::make_unique<Fiber>();
@@ -95,7 +93,7 @@ lab_host_run(const lab::host::Launch* launches, u64 count, const lab::host::Opti
     using namespace lab;
     using namespace lab::host;
     scheduler.options = *options;
-    scheduler.steps = 0, scheduler.burst = 0;
+    scheduler.steps = 0, scheduler.burst = 0, scheduler.diverged = false;
     scheduler.random = options->seed * 0x9E3779B97F4A7C15ull + 0x632BE59BD9B4E019ull;
     if (scheduler.random == 0) scheduler.random = 1;
     for (Stream& stream : streams) stream = Stream{};
@@ -126,11 +124,11 @@ lab_host_run(const lab::host::Launch* launches, u64 count, const lab::host::Opti
             group = pick_group();
             scheduler.burst = 1u << random_u32() % 12;
         }
-        if (group == nullptr) {
-            if (!waiting) {
-                outcome = stuck;
-                break;
-            }
+        if (scheduler.diverged) {
+            outcome = diverged;
+            break;
+        }
+        if (group == nullptr) { // all ranks that are left start later
             ++scheduler.steps;
             continue;
         }

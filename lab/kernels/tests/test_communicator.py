@@ -66,10 +66,6 @@ def _only_on_rank_1_it_fails(rank: int):
     return "nvidia", "sm_90"
 
 
-def test_one_rank_that_cannot_disables_all_and_the_sum_is_still_right():
-    spawn(_falls_back)
-
-
 def _disagree(rank, group):
     import lab.kernels.communicator as module
 
@@ -78,8 +74,13 @@ def _disagree(rank, group):
     assert "disagree" in reducer.disabled
 
 
-def test_ranks_that_disagree_on_sizes_are_disabled():
-    spawn(_disagree)
+def _both(rank, group):
+    _falls_back(rank, group)
+    _disagree(rank, group)
+
+
+def test_what_fails_on_one_rank_or_differs_disables_all_and_the_sum_is_still_right():
+    spawn(_both)  # one pair of processes: each costs seconds to start
 
 
 def test_flat_tensors():
