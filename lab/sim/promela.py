@@ -183,7 +183,9 @@ def missing_tools() -> str | None:
     return None
 
 
-def run_spin(model: str, reduce: bool = False, seconds: float = 300.0, repeat: int = 1) -> SpinResult:
+def run_spin(
+    model: str, reduce: bool = False, seconds: float = 300.0, repeat: int = 1, optimise: str = "-O3"
+) -> SpinResult:
     """Let SPIN search all states of a model, exactly (no bitstate), compiled for speed.
 
     Args:
@@ -191,6 +193,7 @@ def run_spin(model: str, reduce: bool = False, seconds: float = 300.0, repeat: i
         reduce: Its partial-order reduction.
         seconds: How long it may take.
         repeat: How often it runs; the fastest counts.
+        optimise: gcc's level.
 
     Raises:
         LabError: SPIN or gcc is not installed, refuses the model, or takes too long.
@@ -203,7 +206,7 @@ def run_spin(model: str, reduce: bool = False, seconds: float = 300.0, repeat: i
         (place / "model.pml").write_text(model)
         # -o3: no merging of statements, so that a state is a state of the program.
         _tool(["spin", "-a", "-o3", "model.pml"], place, seconds)
-        flags = ["-O3", "-march=native", "-w", "-DSAFETY", "-DMEMLIM=8192", "-DVECTORSZ=4096"]
+        flags = [optimise, "-march=native", "-w", "-DSAFETY", "-DMEMLIM=8192", "-DVECTORSZ=4096"]
         _tool(["gcc", *flags, *([] if reduce else ["-DNOREDUCE"]), "-o", "pan", "pan.c"], place, seconds)
         spent = float("inf")
         for _ in range(repeat):

@@ -116,6 +116,7 @@ class RowSearch:
         self.scratch = np.zeros(widest + 1, np.int32)
         self.registers = np.argwhere(used_registers(tables)).astype(np.int64)
         self.in_flight, self.entities = np.zeros(len(tables.ops), bool), np.zeros(2 * agents + links, np.int32)
+        m._reset(self.static, self.state)  # cells that nobody writes are not part of a row
         if parts is not None:
             self.rows = Rows(**{name: np.array(a) for name, a in parts.items()})
             return

@@ -1,0 +1,230 @@
+"""Exhaustive search against itself without reduction, against the general machine, and against random schedules."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from lab.errors import LabError, UnknownNameError
+from lab.protocol.program import Program
+from lab.protocol.tables import Tables, compile_tables
+from lab.sim import machine as m
+from lab.sim import search_rows as rows
+from lab.sim.explore import Engine
+from lab.sim.races import find_races
+from lab.sim.search import INTERRUPTED, SearchResult, search
+from lab.sim.search_models import tables_of, two_phase
+from lab.sim.straight import NotStraightError, straighten
+from lab.sim.tests.programs import without
+from lab.sim.tests.search_programs import Step, build, tidy_programs, wild_programs
+
+MEMORIES = ("sc", "posted")
+FEW = settings(max_examples=90, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=2500, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def truth(tables: Tables, memory: str) -> tuple[rows.RowSearch, tuple[bool, bool, bool]] | None:
+    """All full states of the machine, without any reduction; None: too many."""
+    found = rows.RowSearch(tables, memory, None, False, False)
+    if found.advance(20_000, None) == rows.LIMIT:
+        return None
+    counts = found.rows.counts
+    return found, (counts[rows.N_WRONG] > 0, counts[rows.N_HANGS] > 0, counts[rows.N_ABORTS] > 0)
+
+
+def flags(result: SearchResult) -> tuple[bool, bool, bool]:
+    return result.wrong, result.hang, result.abort
+
+
+def replay(tables: Tables, memory: str, choices: np.ndarray) -> tuple[int, m.State]:
+    static = m.static(tables, memory)
+    state = m.new_state(static, tables.registers)
+    return m.run(static, state, m.new_log(static, m.LEVEL_NONE), m.REPLAY, choices=choices), state
+
+
+def agree(program: Program, memory: str) -> None:
+    """One schedule, random schedules, the reduced search and the search of every state tell one story."""
+    tables = compile_tables(program)
+    known = truth(tables, memory)
+    if known is None:
+        return
+    full, is_so = known
+    assert flags(search(tables, memory, stop=False)) == is_so
+    first = search(tables, memory)
+    assert first.failed == any(is_so)
+    if first.choices is not None:
+        outcome, state = replay(tables, memory, first.choices)
+        assert outcome != m.DIVERGED
+        assert state.counts[m.C_WRONG] or outcome == m.HANG or state.counts[m.C_TIMEOUTS]
+    engine = Engine(tables, memory)
+    for scheduler in ("random", "pct", "run_on"):
+        totals = engine.batch(scheduler, 0, 16)
+        assert totals[m.T_WRONG] == 0 or is_so[0]
+        assert totals[m.T_HANGS] == 0 or is_so[1]
+        assert totals[m.T_ABORTS] == 0 or is_so[2]
+    try:
+        straight = straighten(tables, memory)
+    except NotStraightError:
+        return
+    assert not is_so[1] and not is_so[2]
+    if not straight.racy:
+        assert is_so[0] == straight.wrong
+        counted = search(tables, memory, reduce=False, stop=False)
+        assert counted.engine == "counters" and counted.complete
+        assert counted.states == full.rows.counts[rows.N_STATES]
+        assert counted.transitions == full.rows.counts[rows.N_TRANSITIONS]
+    if memory == "sc" and not find_races(tables).races:
+        # Without a race by the clocks of the language's orders there is none by the order that waits force.
+        assert not straight.racy
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@FEW
+@given(program=tidy_programs())
+def test_verdicts_agree(memory, program):
+    agree(program, memory)
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@FEW
+@given(program=wild_programs())
+def test_verdicts_agree_on_anything(memory, program):
+    agree(program, memory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", MEMORIES)
+@MANY
+@given(program=tidy_programs())
+def test_verdicts_agree_at_length(memory, program):
+    agree(program, memory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", MEMORIES)
+@MANY
+@given(program=wild_programs())
+def test_verdicts_agree_on_anything_at_length(memory, program):
+    agree(program, memory)
+
+
+def _mutants() -> list[tuple[int, int]]:
+    program = two_phase.program(two_phase.config(world=2, calls=2, bytes=(32,)))
+    return [
+        (a.id, k)
+        for a in program.agents
+        if a.rank == 0
+        for k, op in enumerate(a.ops)
+        if op.phase not in ("launch", "host")
+    ]
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_reduction_keeps_the_verdict_of_every_mutant(memory):
+    """Each operation of one rank dropped in turn: hangs, wrong values, and what is redundant."""
+    program = two_phase.program(two_phase.config(world=2, calls=2, bytes=(32,)))
+    seen = set()
+    for agent, position in _mutants():
+        tables = compile_tables(without(program, agent, position))
+        known = truth(tables, memory)
+        assert known is not None
+        assert flags(search(tables, memory, stop=False)) == known[1], (agent, position)
+        assert search(tables, memory).failed == any(known[1])
+        seen.add(known[1])
+    assert len(seen) >= 2  # wrong, hang
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_a_correct_program_is_covered(memory):
+    tables = tables_of("two_phase", 3, 2)
+    short, full = search(tables, memory), search(tables, memory, reduce=False)
+    assert short.complete and full.complete and not short.failed and not full.failed
+    assert short.states < full.states and short.choices is None
+    assert "all" in full.covered and full.bytes_per_state < 24
+
+
+def test_failures_come_with_a_schedule():
+    hang = build(
+        {(0, 0): [Step("wait >=", "x"), Step("store", "y")], (1, 0): [Step("wait >=", "y"), Step("store", "x")]},
+        2,
+        {0: 1, 1: 1},
+    )
+    abort = build({(0, 0): [Step("bounded", "x", 0, 2)], (1, 0): [Step("store", "x")]}, 2, {0: 1, 1: 1})
+    for program, what in ((hang, "hang"), (abort, "abort")):
+        tables = compile_tables(program)
+        found = search(tables)
+        assert found.failed and getattr(found, what) and not found.complete
+        outcome, state = replay(tables, "sc", found.choices)
+        assert outcome == m.HANG if what == "hang" else state.counts[m.C_TIMEOUTS]
+
+
+def test_the_lagging_rank_is_found_at_once():
+    for memory in MEMORIES:
+        tables = tables_of("lagging", 3, 12, depth=10)
+        found = search(tables, memory)
+        assert found.wrong and found.choices is not None
+        assert replay(tables, memory, found.choices)[1].counts[m.C_WRONG]
+
+
+@pytest.mark.parametrize("limit", [{"limit_states": 500}, {"deadline": 0.0}])
+@pytest.mark.parametrize(
+    ("engine", "tables", "options"),
+    [
+        ("counters", tables_of("two_phase", 3, 2), {"reduce": False}),
+        ("rows", tables_of("two_phase", 2, 4, gather="shared"), {"reduce": False, "stop": False}),
+    ],
+)
+def test_a_stopped_search_goes_on_where_it_was(engine, tables, options, limit, tmp_path):
+    whole = search(tables, **options)
+    assert whole.engine == engine and whole.complete
+    place = tmp_path / "search.npz"
+    part = search(tables, **options, **limit, checkpoint=place)
+    for _ in range(200):
+        if part.complete:
+            break
+        assert part.stopped and part.states < whole.states and place.exists() and "not covered" in part.covered
+        part = search(
+            tables,
+            **options,
+            checkpoint=place,
+            **({"limit_states": part.states + 700} if "limit_states" in limit else {}),
+        )
+    assert (part.states, part.transitions, flags(part)) == (whole.states, whole.transitions, flags(whole))
+
+
+def test_memory_limit_ends_with_a_partial_result(tmp_path):
+    tables = tables_of("two_phase", 3, 2, gather="shared")
+    place = tmp_path / "search.npz"
+    part = search(tables, reduce=False, stop=False, memory_limit=2_000_000, checkpoint=place)
+    assert not part.complete and "memory limit" in part.stopped
+    assert part.bytes_per_state * part.states <= 2_000_000
+    whole, gone_on = (
+        search(tables, reduce=False, stop=False),
+        search(tables, reduce=False, stop=False, checkpoint=place),
+    )
+    assert (whole.states, whole.transitions, flags(whole)) == (gone_on.states, gone_on.transitions, flags(gone_on))
+
+
+def test_checkpoints_of_other_searches_are_refused(tmp_path):
+    place = tmp_path / "search.npz"
+    search(tables_of("two_phase", 3, 2), reduce=False, limit_states=10, checkpoint=place)
+    with pytest.raises(LabError, match="another search"):
+        search(tables_of("two_phase", 3, 1), reduce=False, checkpoint=place)
+    place.write_bytes(b"no")
+    with pytest.raises(LabError, match="cannot be read"):
+        search(tables_of("two_phase", 3, 2), reduce=False, checkpoint=place)
+
+
+@pytest.mark.parametrize("tables", [tables_of("two_phase", 4, 2), tables_of("two_phase", 4, 2, gather="shared")])
+def test_ctrl_c_keeps_what_was_found(tables):
+    def interrupt(found: SearchResult) -> None:
+        raise KeyboardInterrupt
+
+    found = search(tables, "posted", reduce=False, stop=False, progress=interrupt)
+    assert found.stopped == INTERRUPTED and not found.complete and found.states > 1000
+
+
+def test_an_unknown_memory_model_is_refused():
+    with pytest.raises(UnknownNameError):
+        search(tables_of("two_phase", 2, 1), "strong")
