@@ -1,7 +1,8 @@
 """Speed of the engines on one core, each with its peer in the same run.
 
-Rows are Programs from the language (`lab.sim.search_models`, and the seed for the general machine). Time is processor time of this
-thread (of SPIN: of its process), the best of several slices, so that a busy machine does not count against either side.
+Rows are Programs from the language (`lab.sim.search_models`, and the seed for the general machine). Time is processor
+time of this thread (of SPIN: of its process), the best of several slices, so that a busy machine does not count
+against either side.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class Report:
 
 
 def measure(seconds: float = 1.0, peers: bool = False) -> Report:
-    """Measure every engine for about `seconds` a row, after compilation; with `peers` also SPIN, where it is installed."""
+    """Measure every engine for about `seconds` a row, after compilation; with `peers` SPIN too, if installed."""
     report = Report()
     for name, protocol, world, calls, options in _SCHEDULED:
         tables = tables_of(protocol, world, calls, **options)

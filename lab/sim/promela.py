@@ -1,8 +1,9 @@
-"""A straight program as a Promela model, for SPIN (Holzmann, The SPIN Model Checker, 2003), the peer of the exact search.
+"""A straight program as a Promela model for SPIN (Holzmann, The SPIN Model Checker, 2003), the exact search's peer.
 
-The model has memory where the straight form has counters: words with their values, and a version for each class of payload cells,
-asserted at every read. So it checks what the straight form leaves out, and its states must be as many. Each step is one transition;
-a link is a process that delivers what was posted. The model is as lean as SPIN allows: bytes, no channels, safety only.
+The model has memory where the straight form has counters: words with their values, and a version for each class of
+payload cells, asserted at every read. So it checks what the straight form leaves out, and its states must be as many.
+Each step is one transition; a link is a process that delivers what was posted. The model is as lean as SPIN allows:
+bytes, no channels, safety only.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Exhaustive search: every schedule of a program, by exact states, until one fails, all are covered, or a limit is reached.
+"""Exhaustive search: every schedule of a program, until one fails, all are covered, or a limit is reached.
 
 Three engines, chosen by what the program allows; the result says which one covered what.
 
-* A straight program without a race (`lab.sim.straight`): its states are its counters. Unreduced, all of them are visited by reverse
-  search (`lab.sim.search_straight`); reduced, every step commutes with whatever may run beside it, so one schedule stands for all.
-* A straight program with races: first each racing pair is turned round once on the machine; then full states are searched
-  (`lab.sim.search_rows`), reduced to the orders of racing steps.
+* A straight program without a race (`lab.sim.straight`): its states are its counters. Unreduced, all of them are
+  visited by reverse search (`lab.sim.search_straight`); reduced, every step commutes with whatever may run beside it,
+  so one schedule stands for all.
+* A straight program with races: first each racing pair is turned round once on the machine; then full states are
+  searched (`lab.sim.search_rows`), reduced to the orders of racing steps.
 * Any other program: full states, reduced where the text shows that steps cannot conflict.
 
 Nothing is approximated: keys are exact, and a search that ends early says so.
@@ -90,8 +91,8 @@ def search(
         limit_states: Stop after about so many states.
         deadline: Stop after so many seconds.
         memory_limit: Stop before the states take more than so many bytes.
-        checkpoint: A file. If it exists, the search goes on from it; if the search ends early, it is written, and counts and
-            verdict of the continued search are those of an uninterrupted one.
+        checkpoint: A file. If it exists, the search goes on from it; if the search ends early, it is written, and
+            counts and verdict of the continued search are those of an uninterrupted one.
         progress: Called every now and then with what was found so far.
         stop: Stop at the first failing schedule.
 
@@ -160,8 +161,8 @@ def _before_the_states(straight: Straight | None, reduce: bool, stop: bool, limi
             wrong=straight.wrong,
             choices=straight.schedule(straight.lengths()) if straight.wrong else None,
             covered=(
-                f"every schedule under {straight.memory}: the program is straight and nothing races, so each step commutes with "
-                "all that may run beside it and one schedule stands for all"
+                f"every schedule under {straight.memory}: the program is straight and nothing races, so each step "
+                "commutes with all that may run beside it and one schedule stands for all"
             ),
             seconds=limits.seconds,
         )
@@ -180,7 +181,7 @@ def _before_the_states(straight: Straight | None, reduce: bool, stop: bool, limi
 
 
 def _turned_round(straight: Straight) -> np.ndarray | None:
-    """A failing schedule that makes the later step of a racing pair first, with only what must precede it; None: none fails."""
+    """A failing schedule that makes the later step of a racing pair first, with what must precede it; None: none."""
     s = straight.execution.static
     state, log = m.new_state(s, straight.tables.registers), m.new_log(s, m.LEVEL_NONE)
     for later in np.unique(straight.racing_pairs()[:, 1])[:_DIRECTED]:
@@ -271,8 +272,8 @@ def _rows(
             covered = f"all {states} states under {memory}{reduced}"
         else:
             covered = (
-                f"{expanded} of {states} states found under {memory}, breadth first{reduced}; not covered: schedules through the "
-                "others"
+                f"{expanded} of {states} states found under {memory}, breadth first{reduced}; not covered: schedules "
+                "through the others"
             )
         return SearchResult(
             states,

@@ -1,12 +1,14 @@
-"""Reference programs of the engines: a two-phase all-reduce of one block a rank, and a family with a rank that lags behind.
+"""Reference programs of the engines: a two-phase all-reduce, and a family with a rank that lags behind.
 
-All calls run inside one launch, so that a rank is one thread of control and nothing but the protocol itself is measured.
+All calls run inside one launch, so that a rank is one thread of control and nothing but the protocol itself is
+measured.
 
-* `two_phase`: scatter, flag, wait, reduce, gather, flag, wait, copy out. Option `gather="own"` gives the gather slots of its own;
-  `"shared"` puts it into the scatter slots of the other parity, as the seed does, which is wrong. Option `order="relaxed"` sends
-  flags without a release: right where the stores of a link arrive in order, and only there.
-* `lagging`: rank 2 gives its inputs in advance and then only receives; rank 0 reuses a slot after `depth` calls and never hears from
-  rank 2 again. Wrong from `depth + 1` calls on, but only in schedules that hold rank 2 back for so long.
+* `two_phase`: scatter, flag, wait, reduce, gather, flag, wait, copy out. Option `gather="own"` gives the gather slots
+  of its own; `"shared"` puts it into the scatter slots of the other parity, as the seed does, which is wrong. Option
+  `order="relaxed"` sends flags without a release: right where the stores of a link arrive in order, and only there.
+* `lagging`: rank 2 gives its inputs in advance and then only receives; rank 0 reuses a slot after `depth` calls and
+  never hears from rank 2 again. Wrong from `depth + 1` calls on, but only in schedules that hold rank 2 back for so
+  long.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ def two_phase(b: Block) -> None:
             b.copy(_gather_slot(b, b.rank, j, p, chunk[j]), out[chunk[j]])
 
 
-def _gather_slot(b: Block, on: int, source: int, parity: int, part: slice):  # noqa: ANN202
+def _gather_slot(b: Block, on: int, source: int, parity: int, part: slice):
     """Where rank `source` leaves its reduced part for rank `on`."""
     length = part.stop - part.start
     if b.options["gather"] == "own":
@@ -75,7 +77,7 @@ def _gather_slot(b: Block, on: int, source: int, parity: int, part: slice):  # n
     return b.on(on).scatter[1 - parity, source][:length]
 
 
-def _exchange(b: Block, row: int, call: int, order) -> None:  # noqa: ANN001
+def _exchange(b: Block, row: int, call: int, order) -> None:
     for j in b.peers:
         b.store(b.on(j).flags[row, b.rank], call, order, SYSTEM)
     for j in b.peers:
@@ -134,7 +136,8 @@ def tables_of(name: str, world: int, calls: int, **options: object) -> Tables:
 
     Args:
         name: A name of MODELS.
-        world, calls: Ranks and calls.
+        world: Ranks.
+        calls: Calls.
         **options: The protocol's own options.
     """
     made = MODELS[name]

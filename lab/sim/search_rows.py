@@ -1,12 +1,14 @@
 """All states of any program: breadth first over full states of the general machine, with exact keys.
 
-A state is a row of int32: program counters, registers that are read, words, every payload cell that anybody writes, stamps, and the stores on each
-link with what they carry. Rows are compared in full (the hash only finds where to look), so no state is taken for another. Every
-operation runs at most once (jumps lead forward), so the graph has no cycle.
+A state is a row of int32: program counters, registers that are read, words, every payload cell that anybody writes,
+stamps, and the stores on each link with what they carry. Rows are compared in full (the hash only finds where to
+look), so no state is taken for another. Every operation runs at most once (jumps lead forward), so the graph has no
+cycle.
 
-Partial-order reduction: where one enabled step cannot conflict with anything that others may still do, it alone is followed
-(a singleton persistent set: Godefroid, LNCS 1032, 1996, section 4; without cycles nothing is ignored for ever). `partners` lists, for
-each step, the steps of others that conflict with it; it is safe when all of them have been made or can no longer be made.
+Partial-order reduction: where one enabled step cannot conflict with anything that others may still do, it alone is
+followed (a singleton persistent set: Godefroid, LNCS 1032, 1996, section 4; without cycles nothing is ignored for
+ever). `partners` lists, for each step, the steps of others that conflict with it; it is safe when all of them have
+been made or can no longer be made.
 
 What limits it: setting the machine up for each transition, a microsecond or two.
 """
@@ -155,7 +157,7 @@ class RowSearch:
         return bool(self.rows.counts[N_HEAD] == self.rows.counts[N_STATES])
 
     def advance(self, states: int, memory_limit: int | None) -> int:
-        """Expand up to so many states; returns FINISHED, FAILED, LIMIT, or FULL when the memory limit does not let it go on."""
+        """Expand up to so many states; returns FINISHED, FAILED, LIMIT, or FULL at the memory limit."""
         target = int(self.rows.counts[N_HEAD]) + states
         while True:
             why = int(
@@ -250,11 +252,11 @@ def _no_partners(tables: Tables) -> tuple[np.ndarray, np.ndarray]:
 def _racing_partners(tables: Tables, straight: Straight) -> tuple[np.ndarray, np.ndarray]:
     """Partners in a straight program: only payload that races.
 
-    Why this is enough (simulator.md, finding 5). Pushing a posted store and delivering a flag touch no payload; a wait on a word of a
-    straight program stays met, and no write changes what another word operation sees. So all of them commute with whatever is not
-    ordered after them. Delivering data whose next reader is behind a later flag, and reading data whose next overwriter is behind a
-    wait on a flag that the reader publishes later, are ordered with those by the must order. What remains are accesses to the same
-    cells that nothing orders.
+    Why this is enough (simulator.md, finding 5). Pushing a posted store and delivering a flag touch no payload; a
+    wait on a word of a straight program stays met, and no write changes what another word operation sees. So all of
+    them commute with whatever is not ordered after them. Delivering data whose next reader is behind a later flag,
+    and reading data whose next overwriter is behind a wait on a flag that the reader publishes later, are ordered
+    with those by the must order. What remains are accesses to the same cells that nothing orders.
     """
     s, n = straight, len(tables.ops)
     delivery = (s.kind == DELIVER_DATA) | (s.kind == DELIVER_WORD)
@@ -324,7 +326,7 @@ def _partners(tables: Tables, memory: str, lowest: np.ndarray) -> tuple[np.ndarr
 
 
 def _touches(tables: Tables, memory: str) -> list[_Touch | None]:
-    """What each operation touches when it runs, and (from n on) when what it posted is delivered; None: it does not exist."""
+    """What each operation touches when it runs, and (from n on) when what it posted is delivered; None: nothing."""
     n, world = len(tables.ops), tables.program.world
     found: list[_Touch | None] = [None] * (2 * n)
     local = [r.memory in (Memory.HOST_MAPPED, Memory.BLOCK_SHARED) for r in tables.program.regions]
@@ -380,8 +382,9 @@ def _touch_payload(tables: Tables, row: int, memory: str, found: list[_Touch | N
 def _passed(tables: Tables, lowest: np.ndarray) -> np.ndarray:
     """int32 (rows, agents): rows of each agent below this can no longer run once the row may run.
 
-    Only from waits for a constant that the word cannot reach without certain writes (launches, kernel ends, host barriers): a wait
-    `>= v` on a word that is only added to, or only stored to, with constants, needs each write without which `v` is out of reach.
+    Only from waits for a constant that the word cannot reach without certain writes (launches, kernel ends, host
+    barriers): a wait `>= v` on a word that is only added to, or only stored to, with constants, needs each write
+    without which `v` is out of reach.
     """
     n, agents = len(tables.ops), len(tables.agent_start)
     needed = _needed_writes(tables)

@@ -1,13 +1,14 @@
 """All states of a straight program, each visited once, without a set of visited states.
 
-The states of a straight program are the sets of steps that are closed under the must order, one counter a thread. They are
-enumerated by reverse search (Avis and Fukuda, Discrete Applied Mathematics 65, 1996): the *parent* of a state is the state without
-the last step of the highest thread whose last step can be taken back, that is, on which no step made depends. Every state but the
-first has exactly one parent, so a depth-first walk from parents to children meets each state exactly once and needs no memory but its
-path. The key of a state is exact (its counters), and nothing is hashed.
+The states of a straight program are the sets of steps that are closed under the must order, one counter a thread.
+They are enumerated by reverse search (Avis and Fukuda, Discrete Applied Mathematics 65, 1996): the *parent* of a
+state is the state without the last step of the highest thread whose last step can be taken back, that is, on which no
+step made depends. Every state but the first has exactly one parent, so a depth-first walk from parents to children
+meets each state exactly once and needs no memory but its path. The key of a state is exact (its counters), and
+nothing is hashed.
 
-In every state each enabled step is examined: its checks say whether it sees what the recorded execution saw; a state in which nothing
-is enabled before the end is a hang.
+In every state each enabled step is examined: its checks say whether it sees what the recorded execution saw; a state
+in which nothing is enabled before the end is a hang.
 
 What limits it: the misprediction of whether a step leads to a child.
 """
@@ -34,7 +35,8 @@ class Walk:
     Attributes:
         counter: int32, of each thread.
         path: int8, the thread that moved at each depth.
-        enabled, removable, todo: uint64 by depth, sets of threads: enabled; last step can be taken back; still to be tried.
+        enabled, removable, todo: uint64 by depth, sets of threads: enabled; last step can be taken back; still to be
+            tried.
         width: int64 by depth, how many threads are enabled.
         counts: int64, by W_*.
     """

@@ -1,8 +1,8 @@
 """The race verdict of one execution in microseconds, once the execution has been specialised.
 
-`lab.sim.races` finds out which write each read joins; that depends on orders, scopes, fences and registers, and is done once. What
-remains is kept as two flat lists: the joins that change a clock, in the order of the execution, and the pairs of conflicting accesses.
-A verdict computes all clocks from the joins and compares every pair.
+`lab.sim.races` finds out which write each read joins; that depends on orders, scopes, fences and registers, and is
+done once. What remains is kept as two flat lists: the joins that change a clock, in the order of the execution, and
+the pairs of conflicting accesses. A verdict computes all clocks from the joins and compares every pair.
 
 What limits it: one row of a few integers to copy and join for each synchronisation, one comparison for each pair.
 """
@@ -101,7 +101,7 @@ def one_schedule(tables: Tables, execution: Execution | None = None) -> OneSched
 
 @njit(cache=True)
 def _sources(chain, rows, time):
-    """For each step the steps of other chains whose clocks it takes over, from what its clock knows more than the one before."""
+    """For each step the steps of other chains whose clocks it takes over: what it knows more than the one before."""
     n, chains = rows.shape
     latest = np.full(chains, -1, np.int64)
     longest = np.zeros(chains, np.int64)

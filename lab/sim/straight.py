@@ -1,27 +1,31 @@
 """Straight form: a determinate program reduced to threads of steps whose only state is how far each thread is.
 
-The log of one execution fixes which operations every agent executes and with which operands (`lab.sim.determinate`). What remains
-of a program is then an order:
+The log of one execution fixes which operations every agent executes and with which operands (`lab.sim.determinate`).
+What remains of a program is then an order:
 
-* a *thread* is an agent, or a link that delivers posted stores; its *steps* are visible operations, or deliveries, in a fixed order;
-* a step has *guards*: it is enabled once other threads are far enough. A wait is met when the write that meets it is visible, a
-  release is ready when the stores before it are delivered, a delivery when its store was posted. Words need no values any more;
-* a step has *checks*: an access to payload that conflicts with accesses of other threads sees what it saw in the execution that was
-  recorded when those that came before it have happened. A step whose check fails has *deviated*: it raced, and only memory itself
-  can say whether a value is wrong.
+* a *thread* is an agent, or a link that delivers posted stores; its *steps* are visible operations, or deliveries, in
+  a fixed order;
+* a step has *guards*: it is enabled once other threads are far enough. A wait is met when the write that meets it is
+  visible, a release is ready when the stores before it are delivered, a delivery when its store was posted. Words
+  need no values any more;
+* a step has *checks*: an access to payload that conflicts with accesses of other threads sees what it saw in the
+  execution that was recorded when those that came before it have happened. A step whose check fails has *deviated*:
+  it raced, and only memory itself can say whether a value is wrong.
 
-Program order and guards generate the *must order*, which every schedule obeys. Two conflicting steps that it leaves unordered race.
-Agents that the must order makes take turns (a host and the one kernel it waits for) become one thread; that changes no schedule.
+Program order and guards generate the *must order*, which every schedule obeys. Two conflicting steps that it leaves
+unordered race. Agents that the must order makes take turns (a host and the one kernel it waits for) become one
+thread; that changes no schedule.
 
-Whether a program is straight is decided here under the memory model at hand; `NotStraightError` says why it is not. The conditions,
-for each word, with writes ordered as they become visible:
+Whether a program is straight is decided here under the memory model at hand; `NotStraightError` says why it is not.
+The conditions, for each word, with writes ordered as they become visible:
 
 * two writes that nothing orders are additions whose results nobody uses;
 * a load or read-modify-write whose result is used is ordered with every other write;
-* a wait is met in exactly those states in which the writes up to the one that met it are visible: for each set of writes that the
-  must order allows when the waiter looks, the value is computed and the condition evaluated.
+* a wait is met in exactly those states in which the writes up to the one that met it are visible: for each set of
+  writes that the must order allows when the waiter looks, the value is computed and the condition evaluated.
 
-By induction on the steps, every schedule then executes the same operations with the same operands: Mazurkiewicz, Trace Theory, 1987.
+By induction on the steps, every schedule then executes the same operations with the same operands: Mazurkiewicz,
+Trace Theory, 1987.
 """
 
 from __future__ import annotations
@@ -60,9 +64,11 @@ class Straight:
         event: int32, its place in the log.
         kind: int8, one of KINDS.
         wanted: int64, what a wait compares with.
-        guard_at: int64 (steps + 1); guard_thread, guard_min: int32. A step needs `counter[guard_thread] >= guard_min`, where the
-            counter of a thread is the number of its steps made. Guards that the others imply are left out.
-        check_at, check_thread, check_min: Likewise, what must have happened for a step to see what the recorded execution saw.
+        guard_at: int64 (steps + 1); guard_thread, guard_min: int32. A step needs
+            `counter[guard_thread] >= guard_min`, where the counter of a thread is the number of its steps made.
+            Guards that the others imply are left out.
+        check_at, check_thread, check_min: Likewise, what must have happened for a step to see what the recorded
+            execution saw.
         check_races: bool, whether the two steps of a check are unordered.
         clock: int32 (steps, threads), how many steps of each thread precede or are a step, in the must order.
         wrong: Whether the recorded execution has wrong elements.
@@ -163,8 +169,10 @@ def straighten(tables: Tables, memory: str = "sc", execution: Execution | None =
 class _Events:
     """One row an event of the log.
 
-    entity: who makes it; chain: its clock component; op: its row of the tables; kind; word: the word it reads or writes (-1: none);
-    visible: of a store, the event that makes it visible (itself, or its delivery); posted_by: of a delivery, its store's event.
+    entity: who makes it; chain: its clock component; op: its row of the tables; kind; word: the word it reads or
+        writes (-1: none);
+    visible: of a store, the event that makes it visible (itself, or its delivery); posted_by: of a delivery, its
+        store's event.
     """
 
     entity: np.ndarray
@@ -220,7 +228,7 @@ def _site(tables: Tables, row: int) -> str:
 
 
 def used_registers(tables: Tables) -> np.ndarray:
-    """bool (agents, registers): an operation of the agent reads the register."""
+    """Bool (agents, registers): an operation of the agent reads the register."""
     ops = tables.ops
     reads = np.zeros((len(tables.agent_start), tables.registers), bool)
     for column in (t.SELECT, t.VALUE, t.EXPECTED, t.STAMP):
@@ -245,7 +253,9 @@ def _used_results(tables: Tables) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Order:
-    """rows: int32 (events, chains); time: int32; needed: for each event the events that it waits for, as `needed_at` says;
+    """Clocks and what they come from, one row an event.
+
+    rows: int32 (events, chains); time: int32; needed: for each event the events that it waits for, as `needed_at` says;
     met_by: of a wait, the write event that first meets it, -1: the initial value; wanted: what it compares with.
     """
 
@@ -526,8 +536,8 @@ def _wait_is_fixed(
             if words.met(fn, now, wanted) != (visible >= needed):
                 return False
         return True
-    # Additions that nothing orders: they only grow, so a state meets the wait if it has all that are needed, and no other does if
-    # without any one of them the sum falls short and those beyond come after all of them.
+    # Additions that nothing orders: they only grow, so a state meets the wait if it has all that are needed, and no
+    # other does if without any one of them the sum falls short and those beyond come after all of them.
     if fn != words.GE:
         return False
     segment = needed

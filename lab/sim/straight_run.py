@@ -1,14 +1,15 @@
 """Random and PCT schedules of a straight program, at the speed of its counters.
 
-A schedule is a walk over rows; every schedule of a straight program has the same number of rows, so several walk in lockstep without
-a branch: what is unpredictable (does a step wake somebody, is the next one enabled) is computed, not jumped over, and independent
-walks hide each other's latency. PCT runs one thread until it blocks, so it branches, and skips rows that touch nobody.
+A schedule is a walk over rows; every schedule of a straight program has the same number of rows, so several walk in
+lockstep without a branch: what is unpredictable (does a step wake somebody, is the next one enabled) is computed, not
+jumped over, and independent walks hide each other's latency. PCT runs one thread until it blocks, so it branches, and
+skips rows that touch nobody.
 
-Steps that commute with everything that may run beside them can be fused into the step before: payload without a race, loads, fences,
-stores that nobody waits for. No verdict depends on where they stand between other threads' steps.
+Steps that commute with everything that may run beside them can be fused into the step before: payload without a race,
+loads, fences, stores that nobody waits for. No verdict depends on where they stand between other threads' steps.
 
-A walk in which a check fails has *deviated* (`lab.sim.straight`): memory decides whether a value is wrong, so it is repeated on the
-machine.
+A walk in which a check fails has *deviated* (`lab.sim.straight`): memory decides whether a value is wrong, so it is
+repeated on the machine.
 
 What limits it: random, some thirty instructions a row; PCT, one or two mispredicted branches a change of threads.
 """
@@ -35,7 +36,8 @@ class Rows:
         straight: Where it comes from.
         first: int32, first row of each thread.
         wake_thread, wake_row: int32. After this row, thread `wake_thread` is enabled if it stands at `wake_row`.
-        guard_thread, guard_min: int32. The row is enabled when thread `guard_thread` stands at row `guard_min` or beyond.
+        guard_thread, guard_min: int32. The row is enabled when thread `guard_thread` stands at row `guard_min` or
+            beyond.
         skip: int32, how many rows from here on touch nobody and are followed by a row without a guard.
         check_at, check_thread, check_min: Racing predecessors of each row, as rows. The first of each row once more in
             `one_thread`, `one_min` (no check: always true), and whether there are others in `more`.
@@ -167,7 +169,8 @@ class Runner:
 
         Args:
             scheduler: "random" (each enabled thread is equally likely) or "pct" (Burckhardt et al., ASPLOS 2010).
-            seed, count: Which schedules.
+            seed: The first.
+            count: How many.
             depth: Of PCT: one more than the changes of priority.
         """
         return self._run(scheduler, seed, count, depth, False)

@@ -1,4 +1,5 @@
-"""Random small programs: threads of stores, additions, waits, loads, branches and payload over a few words and slots."""
+"""Random small programs: threads of stores, additions, waits, loads, branches and payload over a few words and
+slots."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def tidy_programs(draw: st.DrawFn) -> Program:
 
 @st.composite
 def wild_programs(draw: st.DrawFn) -> Program:
-    """Anything: several writers, conditions that stop holding, loads that decide, bounded waits, additions whose result is used."""
+    """Anything: several writers, conditions that stop holding, loads that decide, bounded waits, additions whose
+    result is used."""
     world = 2
     blocks = {0: draw(st.integers(1, 2)), 1: 1}
     places = [(rank, block) for rank in range(world) for block in range(blocks[rank])]
@@ -159,7 +161,7 @@ def _record(b: Block, step: Step, flags: dict[tuple[str, int], int], blocks: dic
     elif step.kind == "branch":
         seen = b.load(getattr(there, step.name), acquire, SYSTEM)
         with b.when(seen == step.value):
-            b.store(getattr(b.mine, "z"), 1, release, SYSTEM)
+            b.store(b.mine.z, 1, release, SYSTEM)
     elif step.kind == "bounded":
         word = getattr(there, step.name)
         b.wait(word, ">=", step.value, acquire, SYSTEM, 10, lambda: b.store(b.mine.y, 1, release, SYSTEM))

@@ -1,4 +1,5 @@
-"""SPIN visits as many states as the exact search: models written by hand for the protocol, and models made of the straight form."""
+"""SPIN visits as many states as the exact search: models written by hand for the protocol, and models made of the
+straight form."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ pytestmark = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_
 class TwoPhase:
     """The two-phase all-reduce in Promela, from its description and not from the lab's tables.
 
-    Flags hold call numbers, slots the call that filled them; every reader asserts what it finds. Under `posted` each link has a
-    process that delivers; flags are relaxed, so nothing waits for deliveries. A rank's host launches it and compares at the end.
+    Flags hold call numbers, slots the call that filled them; every reader asserts what it finds. Under `posted` each
+    link has a process that delivers; flags are relaxed, so nothing waits for deliveries. A rank's host launches it
+    and compares at the end.
     """
 
     def __init__(self, world: int, calls: int, posted: bool) -> None:
@@ -29,7 +31,15 @@ class TwoPhase:
         n = self.world
         size = f"#define F(row,to,from) flag[(row)*{n * n}+(to)*{n}+(from)]\n"
         size += f"#define S(kind,p,to,from) slot[((kind)*2+(p))*{n * n}+(to)*{n}+(from)]\n"
-        memory = f"byte flag[{2 * n * n}]; byte slot[{4 * n * n}]; byte out[{n * n}]; byte posted[{n * n}]; byte arrived[{n * n}]; byte ready[{2 * n}];\n"
+        lengths = {
+            "flag": 2 * n * n,
+            "slot": 4 * n * n,
+            "out": n * n,
+            "posted": n * n,
+            "arrived": n * n,
+            "ready": 2 * n,
+        }
+        memory = "".join(f"byte {name}[{length}];\n" for name, length in lengths.items())
         return size + memory + "\n".join([*ranks, *links])
 
     def store(self, source: int, to: int, effect: str) -> str:
@@ -59,9 +69,8 @@ class TwoPhase:
             sees = "; ".join(f"assert(S(0,{p},{r},{j}) == {call})" for j in peers)
             steps.append(f"d_step {{ {sees}; out[{r * n + r}] = {call} }};")
             for j in peers:
-                steps.append(
-                    f"d_step {{ assert(out[{r * n + r}] == {call}); {self.store(r, j, f'S(1,{p},{j},{r}) = {call}')} }};"
-                )
+                push = self.store(r, j, f"S(1,{p},{j},{r}) = {call}")
+                steps.append(f"d_step {{ assert(out[{r * n + r}] == {call}); {push} }};")
             steps += [f"d_step {{ {self.store(r, j, f'F(1,{j},{r}) = {call}')} }};" for j in peers]
             steps += [f"d_step {{ (F(1,{r},{j}) >= {call}) -> skip }};" for j in peers]
             steps += [f"d_step {{ assert(S(1,{p},{r},{j}) == {call}); out[{r * n + j}] = {call} }};" for j in peers]
@@ -110,5 +119,5 @@ def test_states_of_the_model_made_of_the_straight_form(model, memory):
 
 
 def test_racing_programs_have_no_model():
-    with pytest.raises(ValueError, match="race|racing"):
+    with pytest.raises(ValueError, match="racing"):
         promela(straighten(tables_of("two_phase", 2, 2, gather="shared")))

@@ -82,7 +82,8 @@ def test_random_schedules_are_spread():
 
 
 def test_pct_finds_the_lagging_rank():
-    """Finding 4 of the measurements: with waits as guards, PCT finds it with a probability that does not depend on the distance."""
+    """Finding 4 of the measurements: with waits as guards, PCT finds it with a probability that does not depend on
+    the distance."""
     for depth_of_ring in (4, 8):
         calls = depth_of_ring + 3
         tables = tables_of("lagging", 3, calls, depth=depth_of_ring)
