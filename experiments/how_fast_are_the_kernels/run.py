@@ -1,6 +1,6 @@
 """How long does an all-reduce take inside a CUDA graph, against NCCL and torch's symmetric memory?
 
-One process per GPU. Every candidate runs in the same session: a graph of several calls, replayed; the median replay
+One process per GPU. Every candidate runs in the same process: a graph of several calls, replayed; the median replay
 of the slower rank, divided by the calls.
 """
 

@@ -9,5 +9,5 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory) -> Path:
-    """A build cache of this test session: source with planted faults does not enter the user's own."""
+    """A build cache of this test run: source with planted faults does not enter the user's own."""
     return tmp_path_factory.mktemp("kernels-cache")
