@@ -8,7 +8,7 @@ from lab.protocol.program import Program
 from lab.protocol.tables import Tables, compile_tables
 from lab.protocol.write import Config, Protocol
 from lab.sim import machine as m
-from lab.sim.determinate import why_not_determinate
+from lab.sim.determinate import holds_under_every_model, why_not_determinate
 from lab.sim.explain import Explainer, WitnessStep, witness
 from lab.sim.explore import INTERRUPTED, Engine, Exploration, explore
 from lab.sim.hang import waiting
@@ -86,7 +86,8 @@ def check(
     failing = _failing(tables, memory, found, report.execution)
     small = _smallest(protocol, config, memory, races, seed, found) if minimise and not found.stopped else []
     raced = 1 if why_not is None else _RACE_CHECKED + 1
-    covered = proof(program, memory, why_not, bool(races), raced, found, searched)
+    everywhere = why_not is None and not races and holds_under_every_model(report.execution)
+    covered = proof(program, memory, why_not, everywhere, raced, found, searched)
     return _verdict(protocol, config, program, memory, races, found, failing, small, covered)
 
 

@@ -19,15 +19,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from lab.protocol import tables as t
 from lab.protocol.expr import Binary, Expr, Reg
-from lab.protocol.program import Agent, Cond, Expect, Load, Op, Rmw, Span, Store, Wait, WaitStamp, WordRef
+from lab.protocol.program import Agent, Cond, Expect, Load, Op, Order, Rmw, Span, Store, Wait, WaitStamp, WordRef
 from lab.sim import machine as m
 from lab.sim import words
-from lab.sim.races import Clocks, Execution, clocks
+from lab.sim.races import Clocks, Execution, clocks, find_races
 
 
 def why_not_determinate(execution: Execution, racy: bool) -> str | None:
@@ -42,6 +43,21 @@ def why_not_determinate(execution: Execution, racy: bool) -> str | None:
     if execution.outcome != m.DONE:
         return "the execution did not end"
     return next(_reasons(execution, clocks(execution, guards_only=True), racy), None)
+
+
+def holds_under_every_model(execution: Execution) -> bool:
+    """Whether a race-free, determinate execution is so by releases and acquires alone.
+
+    Then it does the same under every memory model that keeps them (`posted`, `weak`). What a load or read-modify-write
+    acquires does not count: it is there only if the value is, which is the question. Sufficient, not necessary: order that
+    rests on the coherence of one word is not seen.
+    """
+    ops = execution.tables.ops.copy()
+    ops[(ops[:, t.KIND] == t.LOAD) | (ops[:, t.KIND] == t.RMW), t.SYNC] &= ~int(Order.ACQUIRE)
+    plain = replace(execution, tables=replace(execution.tables, ops=ops))
+    if find_races(plain.tables, plain).races:
+        return False
+    return next(_reasons(plain, clocks(plain), False), None) is None
 
 
 def _reasons(execution: Execution, guards: Clocks, racy: bool) -> Iterator[str]:
@@ -99,8 +115,7 @@ class _Word:
         return type(op) is type(second) and int(self._log.value[step]) == int(self._log.value[other])
 
     def _unstable(self, step: int, op: Wait, loose: np.ndarray) -> bool:
-        """Whether a write that the order allows before the waiter's look unmeets the wait, or could have met it
-        instead.
+        """Whether a write that may come before the waiter's look unmeets the wait, or could have met it instead.
 
         An addition that itself comes after all writes up to the one that met the wait finds it met already.
         """

@@ -13,7 +13,7 @@ def proof(
     program: Program,
     memory: str,
     why_not: str | None,
-    racy: bool,
+    everywhere: bool,
     raced: int,
     found: Exploration,
     searched: SearchResult | None,
@@ -24,7 +24,7 @@ def proof(
         program: What was checked.
         memory: The memory model of exploration and search.
         why_not: Why one execution does not stand for every schedule; None: it does.
-        racy: Whether races were found.
+        everywhere: Whether the program is free of races by releases and acquires alone.
         raced: Executions that were checked for races.
         found: What was explored.
         searched: The exhaustive search, if any.
@@ -38,7 +38,7 @@ def proof(
     if searched is not None:
         covered.append(f"search: {searched.covered}")
     if why_not is None:
-        strong = "" if racy else ", and without races for every memory model that keeps release and acquire"
+        strong = ", and for every memory model that keeps release and acquire" if everywhere else " under sc"
         covered.append(f"the program is determinate, so this one execution stands for every schedule{strong}")
     else:
         covered.append(f"one execution does not stand for all: {why_not}")

@@ -7,19 +7,18 @@ to show.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lab.protocol import tables as t
 from lab.protocol.program import Order, Program, Scope
 from lab.protocol.tables import compile_tables
 from lab.protocol.write import Block
-from lab.sim.determinate import _reasons
+from lab.sim.determinate import holds_under_every_model
 from lab.sim.explore import Engine
-from lab.sim.races import Execution, clocks, execute, find_races
+from lab.sim.races import execute
 from lab.sim.tests.programs import move, small
 
 BUFFERS = ("D", "E")
@@ -119,17 +118,6 @@ def _record(b: Block, step: Step, index: int, raised: int, threads: int) -> None
             b.store(home.seen, 1, release, step.scope)
 
 
-def ordered(execution: Execution) -> bool:
-    """Whether the words of a race-free execution are determinate by releases and acquires alone.
-
-    What a load or read-modify-write acquires does not count: it is there only if the value is, which is the question.
-    """
-    ops = execution.tables.ops.copy()
-    ops[(ops[:, t.KIND] == t.LOAD) | (ops[:, t.KIND] == t.RMW), t.SYNC] &= ~1
-    plain = replace(execution, tables=replace(execution.tables, ops=ops))
-    return not find_races(plain.tables, plain).races and next(_reasons(plain, clocks(plain), False), None) is None
-
-
 def final(engine: Engine) -> tuple[list[int], ...]:
     return engine.state.word.tolist(), engine.state.cell.tolist(), engine.state.pc.tolist()
 
@@ -141,7 +129,7 @@ def differing_seed(threads: Threads) -> int | object | None:
     """The seed of a weak execution that ends otherwise than sc, or None; _LEFT_OUT: the program promises nothing."""
     tables = compile_tables(program_of(threads))
     execution = execute(tables)
-    if not np.array_equal(execution.state.pc, tables.agent_end) or not ordered(execution):
+    if not np.array_equal(execution.state.pc, tables.agent_end) or not holds_under_every_model(execution):
         return _LEFT_OUT
     sc, weak = Engine(tables, "sc"), Engine(tables, "weak")
     sc.follow(np.zeros(0, np.int32))
