@@ -49,8 +49,8 @@ def holds_under_every_model(execution: Execution) -> bool:
     """Whether a race-free, determinate execution is so by releases and acquires alone.
 
     Then it does the same under every memory model that keeps them (`posted`, `weak`). What a load or read-modify-write
-    acquires does not count: it is there only if the value is, which is the question. Sufficient, not necessary: order that
-    rests on the coherence of one word is not seen.
+    acquires does not count: it is there only if the value is, which is the question. Sufficient, not necessary: order
+    that rests on the coherence of one word is not seen.
     """
     ops = execution.tables.ops.copy()
     ops[(ops[:, t.KIND] == t.LOAD) | (ops[:, t.KIND] == t.RMW), t.SYNC] &= ~int(Order.ACQUIRE)

@@ -18,7 +18,7 @@ from lab.protocol.tables import compile_tables
 from lab.protocol.write import Block
 from lab.sim.determinate import holds_under_every_model
 from lab.sim.explore import Engine
-from lab.sim.races import execute
+from lab.sim.races import execute, find_races
 from lab.sim.tests.programs import move, small
 
 BUFFERS = ("D", "E")
