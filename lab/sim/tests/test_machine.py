@@ -126,6 +126,7 @@ def test_read_modify_writes_wrap_at_32_bits(start, fn, value, result):
         (">=mod", 0xFFFF_FFF0, True),  # 3 is 19 after it, across the wrap
         (">=mod", 4, False),
         (">=mod", 0x8000_0004, True),
+        (">=mod", 0x8000_0003, False),  # exactly 2**31 after it
         (">=mod", 0x7000_0000, False),
         ("sum<=", 3, True),
         ("sum<=", 2, False),

@@ -1,0 +1,75 @@
+"""A witness is small and nothing in it can be left out; a race that changes no value has none."""
+
+import numpy as np
+import pytest
+
+from lab.protocol.library import load
+from lab.protocol.tables import compile_tables
+from lab.protocol.write import RELAXED, SYSTEM, UNCACHED, Declare, Host, protocol
+from lab.sim import machine as m
+from lab.sim.check import check, witnesses
+from lab.sim.explore import Engine
+from lab.sim.minimise import _explained, _runs, key_of
+from lab.sim.races import execute, find_races
+
+
+def shown(memory: str = "sc"):
+    found = load("seed_two_shot")
+    return [
+        (key_of(race), pair)
+        for race, pair in witnesses(found, found.config(world=3, blocks=3, calls=3, bytes=(16384,)), memory)
+    ]
+
+
+@pytest.mark.parametrize("memory", ["sc", "posted"])
+def test_no_part_of_a_witness_can_be_left_out(memory):
+    """Its choices are runs of one agent each; without any of them the defect does not show."""
+    for key, pair in shown(memory):
+        assert pair is not None
+        tables = pair.execution.tables
+        engine, runs = Engine(tables, memory), _runs(pair.choices)
+        for left_out in range(len(runs)):
+            kept = np.concatenate([np.zeros(0, np.int32), *runs[:left_out], *runs[left_out + 1 :]])
+            _, made = engine.follow(kept)
+            assert not engine.wrong or _explained(tables, pair.config, memory, made, key) is None
+
+
+def test_a_witness_repeats_and_shows_its_own_race():
+    for key, pair in shown():
+        again = execute(pair.execution.tables, "sc", m.REPLAY, choices=pair.choices)
+        assert again.state.counts[m.C_WRONG] == pair.execution.state.counts[m.C_WRONG] > 0
+        assert key in {key_of(race) for race in find_races(pair.execution.tables).races}
+        assert pair.explainer.line_pair(pair.fault) == key
+
+
+def test_the_witness_of_a_seed_is_always_the_same():
+    one, two = shown(), shown()
+    assert [key for key, _ in one] == [key for key, _ in two]
+    for (_, a), (_, b) in zip(one, two, strict=True):
+        assert a.config == b.config and np.array_equal(a.choices, b.choices)
+
+
+def memory(declare: Declare) -> None:
+    declare.payload("scratch", declare.max_elements, UNCACHED)
+    declare.words("turn")
+
+
+def one_call(h: Host) -> None:
+    """No output is compared."""
+    h.launch(h.input(256))
+    h.sync()
+
+
+@protocol(memory=memory, blocks=1, bytes=256, world=2, scenarios={"one_call": one_call})
+def benign(b):
+    """Both ranks write rank 0's scratch, which nobody reads."""
+    b.copy(b.input, b.on(0).scratch[: b.elements])
+    b.store(b.mine.turn, 1, RELAXED, SYSTEM)
+
+
+def test_a_race_that_changes_no_value_is_reported_and_said_to_be_benign_so_far():
+    tables = compile_tables(benign.program())
+    assert len(find_races(tables).races) == 1
+    verdict = check(benign, executions=100)
+    assert verdict.verdict == "race" and len(verdict.races) == 1
+    assert any("benign so far" in note for note in verdict.notes)
