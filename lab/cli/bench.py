@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lab.cli import bench_rounding
 from lab.cli.output import emit_json
+
+if TYPE_CHECKING:
+    from lab.sim.bench import Row
 
 app = typer.Typer(help="Measure the lab's engines, with what limits them.", no_args_is_help=True)
 app.command("rounding")(bench_rounding.command)
@@ -34,7 +37,7 @@ def sim(
         typer.echo(f"{name}: {what}")
 
 
-def _figures(row) -> str:
+def _figures(row: Row) -> str:
     parts = []
     if row.ops_per_s is not None:
         parts.append(f"{row.ops_per_s / 1e6:7.1f} M ops/s {row.schedules_per_s:>12,.0f} schedules/s")
