@@ -72,7 +72,7 @@ def _compiler(vendor: str) -> tuple[tuple[str, ...], str]:
         found = shutil.which("hipcc")
         zig = importlib.util.find_spec("ziglang")
         command = (found,) if found else (sys.executable, "-m", "ziglang", "clang") if zig else None
-        hint = "install ROCm's hipcc, or, to read machine code without a GPU: pip install ziglang"
+        hint = "install ROCm's hipcc, or: pip install ziglang"
     if command is None:
         raise LabError(f"no compiler for the {vendor} target", hint=hint)
     said = subprocess.run([*command, "--version"], capture_output=True, text=True).stdout.strip().splitlines()
@@ -130,7 +130,8 @@ def build(
     if vendor == "host":
         lines.append('#include "host_run.hpp"')
     text = "\n".join(lines) + "\n"
-    return _compile(text, command, version, output, [source], cache)
+    assemble_for = target if vendor == "amd" and output == ".hsaco" and "ziglang" in command else None
+    return _compile(text, command, version, output, [source], cache, assemble_for=assemble_for)
 
 
 def build_extension(cache: Path | None = None) -> Artifact:
@@ -161,11 +162,19 @@ def _flags(vendor: str, target: str, output: str, command: tuple[str, ...]) -> l
     if vendor == "nvidia":
         return ["-x", "cu", "-std=c++17", "-O3", f"-arch={target}", "-cubin"]
     flags = ["-x", "hip", "-std=c++17", "-O3", "-ffp-contract=off", f"--offload-arch={target}", "--cuda-device-only"]
-    if len(command) > 1:  # ziglang's clang: no HIP headers, no device library, no linker for code objects
-        if output != ".s":
-            raise LabError("ziglang's clang makes AMD assembly only", hint="install ROCm's hipcc to run on AMD")
-        flags += ["-nogpuinc", "-nogpulib"]
+    if len(command) > 1:  # ziglang's clang: no HIP headers, no device library, and linking is for _assemble to do
+        flags += ["-nogpuinc", "-nogpulib", "-mcode-object-version=5"]
+        return [*flags, "-S"]
     return [*flags, "-S"] if output == ".s" else [*flags, "--no-gpu-bundle-output"]
+
+
+def _assemble(assembly: Path, result: Path, target: str) -> None:
+    """Ziglang's way to a code object: its clang assembles, its lld links."""
+    zig = [sys.executable, "-m", "ziglang"]
+    made = result.with_suffix(".o")
+    assemble = ["clang", "-target", "amdgcn-amd-amdhsa", f"-mcpu={target}", "-x", "assembler", "-c"]
+    _run([*zig, *assemble, str(assembly), "-o", str(made)])
+    _run([*zig, "ld.lld", "-shared", str(made), "-o", str(result)])
 
 
 def _compile(
@@ -176,6 +185,7 @@ def _compile(
     folders: Sequence[Path],
     cache: Path | None,
     cython: bool = False,
+    assemble_for: str | None = None,
 ) -> Artifact:
     digest = hashlib.sha256("\0".join([text, version, *command[:-1]]).encode())
     for folder in folders:
@@ -196,7 +206,12 @@ def _compile(
             unit = Path(scratch) / "module.cpp"
             unit.write_text(text)
         made = Path(scratch) / f"made{suffix}"
-        _run([*command, str(unit), "-o", str(made)])
+        if assemble_for:
+            assembly = Path(scratch) / "made.s"
+            _run([*command, str(unit), "-o", str(assembly)])
+            _assemble(assembly, made, assemble_for)
+        else:
+            _run([*command, str(unit), "-o", str(made)])
         os.replace(made, result)  # whole or not at all, also with several processes
     return Artifact(result, version, command, cached=False)
 

@@ -23,6 +23,16 @@ def test_every_kernel_passes_on_every_architecture(world):
         assert row.vgprs > 8 and row.sgprs > 8
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_code_objects_can_be_made_without_rocm(architecture, cache):
+    made = build(architecture, world=2, kernels=["one_shot"], output=".hsaco", cache=cache).path.read_bytes()
+    assert made[:4] == b"\x7fELF" and int.from_bytes(made[18:20], "little") == 224  # EM_AMDGPU
+    assert int.from_bytes(made[16:18], "little") == 3  # ET_DYN: linked
+    assert made[8] == 3  # code object version 5
+    for dtype in ("fp32", "fp16", "bf16"):
+        assert f"one_shot_{dtype}.kd".encode() in made  # the kernel descriptor that the runtime looks up
+
+
 def releases(architecture: str) -> dict[str, str]:
     folder = Path(__file__).parent
     made = build(architecture, world=2, kernels=["naive_release"], output=".s", source=folder)
