@@ -71,7 +71,7 @@ class Block(Verbs):
         """This block's wave `wave`, which shares the words `shared` with the other waves."""
         self._wave, self._shared = wave, shared
         if wave:
-            self.leader = Verbs(None)
+            self.leader = Verbs(None, muted=self._recorder)
         return self
 
     @property

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from lab.protocol.block import Block, Launch
 from lab.protocol.config import ACQ_REL, ACQUIRE, CACHED, RELEASE, SYSTEM
-from lab.protocol.expr import Reg, word
+from lab.protocol.errors import ProtocolError, user_site
+from lab.protocol.expr import Const, Reg, word
 from lab.protocol.layout import Buffer, View
 from lab.protocol.memory import Owned
 from lab.protocol.program import WHOLE, Expect, Fill, Rmw, Store
@@ -140,19 +141,27 @@ class Host(Verbs):
         span = span_of(buffer)
         self._emit(Fill, dst=span, source=source, constant=span.region.constant, mapping=WHOLE)
 
-    def expect(self, output: View | Buffer, input: Buffer, failed: bool = False) -> Reg | None:
-        """The host compares `output` with the sum of all ranks' `input`.
+    def expect(self, output: View | Buffer, input: View | Buffer, failed: bool = False) -> Reg | None:
+        """The host compares `output` with the sum of all ranks' `input`, element by element.
 
         With `failed`, returns 1 if any element differs.
         """
-        assert input.region.source is not None
+        read, given = span_of(output), span_of(input)
+        if read.length != given.length:
+            raise ProtocolError(
+                f"{read.label} has {read.length} elements, {given.label} {given.length}; slice both alike",
+                site=user_site(),
+            )
+        if given.region.source is None or not isinstance(given.start, Const):
+            raise ProtocolError(f"{given.label} is no input of this scenario", site=user_site())
         dst = self._register("failed") if failed else None
         self._emit(
             Expect,
-            span=span_of(output),
-            due=self._due(input.region.source[1]),
-            constant=input.region.constant,
+            span=read,
+            due=self._due(given.region.source[1]),
+            constant=given.region.constant,
             mapping=WHOLE,
+            first=given.start.value,
             dst=None if dst is None else dst.index,
         )
         return dst

@@ -399,12 +399,16 @@ class Fill(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class Expect(Op):
-    """Read a span and compare it with the sum of the inputs `due`; register `dst`, if any, gets 1 if they differ."""
+    """Read a span and compare it with the sum of the inputs `due`, whose element `first` is due at the span's first.
+
+    Register `dst`, if any, gets 1 if any element differs.
+    """
 
     span: Span
     due: tuple[tuple[int, int], ...]
     constant: bool
     mapping: Mapping
+    first: int = 0
     dst: int | None = None
 
     def describe(self) -> str:

@@ -49,9 +49,12 @@ class Recorder:
     deferred: list[tuple[Label, Callable[[], None], str]] = field(default_factory=list)
     returned: bool = False
     depth: int = 0
+    muted: int = 0
 
     def emit(self, kind: type[Op], **fields: object) -> None:
         """Append an operation written at the current line of user source."""
+        if self.muted:
+            return
         site = user_site()
         if self.returned:
             raise ProtocolError("this operation can never run: the agent has returned before it", site=site)
@@ -96,12 +99,14 @@ class Recorder:
 
 
 class When:
-    """`with b.when(expr):` runs its body only when `expr` is not zero."""
+    """`with b.when(expr):` runs its body only when `expr` is not zero; `muted`, the body is another wave's alone."""
 
-    def __init__(self, recorder: Recorder | None, cond: Expr) -> None:
-        self._recorder, self._cond = recorder, cond
+    def __init__(self, recorder: Recorder | None, cond: Expr, muted: Recorder | None = None) -> None:
+        self._recorder, self._cond, self._muted = recorder, cond, muted
 
     def __enter__(self) -> None:
+        if self._muted is not None:
+            self._muted.muted += 1
         if self._recorder is None:
             return
         self._skip = Label()
@@ -109,6 +114,8 @@ class When:
         self._recorder.depth += 1
 
     def __exit__(self, *_: object) -> None:
+        if self._muted is not None:
+            self._muted.muted -= 1
         if self._recorder is None:
             return
         self._recorder.depth -= 1
@@ -119,9 +126,10 @@ class When:
 class Verbs:
     """What any agent can do with words. Orders and scopes are explicit where they matter and named as in HIP."""
 
-    def __init__(self, recorder: Recorder | None) -> None:
+    def __init__(self, recorder: Recorder | None, muted: Recorder | None = None) -> None:
         # None: this agent is not the one that the text addresses (a wave that is not the leader); nothing is recorded.
-        self._recorder = recorder
+        # `muted` is then that agent's recorder, which records nothing in the body of a `when` of the leader either.
+        self._recorder, self._muted = recorder, muted
 
     def _emit(self, kind: type[Op], **fields: object) -> None:
         if self._recorder is not None:
@@ -232,11 +240,11 @@ class Verbs:
 
     def when(self, cond: Expr) -> When:
         """`with b.when(expr):` runs the body only when `expr` is not zero."""
-        return When(self._recorder, cond)
+        return When(self._recorder, cond, self._muted)
 
     def ret(self) -> None:
         """Return: the agent does nothing more (its kernel still counts as done)."""
-        if self._recorder is None:
+        if self._recorder is None or self._recorder.muted:
             return
         self._emit(Branch, cond=None, target=self._recorder.end)
         self._recorder.returned = True

@@ -19,6 +19,7 @@ from lab.protocol.seed_rdna_ar import (
     grid,
     parts,
     self_test,
+    self_test_fits,
     staging_and_flags,
     terms,
 )
@@ -35,6 +36,7 @@ def with_gather(m: Declare) -> None:
     memory=with_gather,
     blocks=grid,
     scenarios={"self_test": self_test},
+    accepts=self_test_fits,
     abort_record=abort_record,
     options={"pace": 0},
     bytes=64 * KIB,

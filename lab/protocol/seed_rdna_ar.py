@@ -20,6 +20,7 @@ from lab.protocol.write import (
     UNCACHED,
     AbortWords,
     Block,
+    Config,
     Declare,
     Expr,
     Host,
@@ -28,6 +29,7 @@ from lab.protocol.write import (
 
 SPIN_CAP = 2_000_000  # polls before a wait gives up
 GRID_BARRIER, SCATTER_FLAG, SECOND_GRID_BARRIER, ALLGATHER_FLAG = 1, 2, 3, 4  # phases of the abort record
+SELF_TEST_ELEMENTS = (1024, 4096)  # and the gate
 SCATTER, ALLGATHER = 0, 1  # rows of the flag page
 ONE_SHOT_BYTES = 32 * KIB  # largest message that one-shot takes
 
@@ -54,7 +56,7 @@ def self_test(h: Host) -> None:
     an error a rank keeps calling the host barriers but launches nothing more.
     """
     failed = h.let(0, "failed")
-    for elements in (1024, 4096, h.config.max_bytes // h.config.itemsize):
+    for elements in (*SELF_TEST_ELEMENTS, h.config.max_bytes // h.config.itemsize):
         nbytes = elements * h.config.itemsize
         x, outputs = h.input(nbytes, constant=True), (h.output(nbytes), h.output(nbytes))
         for repetition in range(4):
@@ -185,12 +187,20 @@ def seed_two_shot(b: Block) -> None:
         copy(b, b.mine.staging[q, j][: size[j]], b.output[chunk[j]])
 
 
+def self_test_fits(config: Config) -> str | None:
+    """The self-test's second size must fit the gate."""
+    least = SELF_TEST_ELEMENTS[-1] * config.itemsize
+    too_small = config.scenario == "self_test" and config.max_bytes < least
+    return f"its self-test needs a gate of at least {least} bytes" if too_small else None
+
+
 @protocol(
     memory=staging_and_flags,
     blocks=grid,
     abort_record=abort_record,
     options={"pace": 0},
     scenarios={"self_test": self_test},
+    accepts=self_test_fits,
     scenario="back_to_back",
     bytes=64 * KIB,
     world=4,

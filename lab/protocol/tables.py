@@ -346,7 +346,8 @@ class _Compiler:
                             links[spans[0].region.id, a, other.region.id, b, spans[0].length] = None
                 version = op.source if isinstance(op, Fill) else op.due[0] if isinstance(op, Expect) else None
                 if version is not None and not op.constant:  # type: ignore[union-attr]
-                    links[spans[0].region.id, starts[0][0], ("version", version[1]), 0, spans[0].length] = None
+                    first = op.first if isinstance(op, Expect) else 0
+                    links[spans[0].region.id, starts[0][0], ("version", version[1]), first, spans[0].length] = None
         cuts: dict[object, list[np.ndarray]] = {key: [value] for key, value in bounds.items()}
         for region_id, start, length, threads, vector in chunks:
             cuts[region_id].append(_chunk_bounds(start, length, threads, vector))  # type: ignore[arg-type]
@@ -438,7 +439,7 @@ class _Compiler:
         else:
             values = np.zeros(len(cells), np.uint64)
             for source in op.due:
-                values += leaf(source, elements, op.constant)
+                values += leaf(source, elements + op.first, op.constant)
         at = self.value_count
         self.values.append(values)
         self.value_count += len(cells)
