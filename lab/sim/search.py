@@ -29,6 +29,7 @@ from lab.sim import search_rows as rows
 from lab.sim import search_straight as walks
 from lab.sim.straight import NotStraightError, Straight, straighten
 
+MEMORY_MODELS = ("sc", "posted")
 INTERRUPTED = "Ctrl-C"
 _WALK_CHUNK, _ROWS_CHUNK = 1 << 20, 1 << 13  # states between looks at the clock
 _DIRECTED = 512  # racing pairs turned round before the states are searched
@@ -100,10 +101,10 @@ def search(
         The result; Ctrl-C ends the search and keeps what was found.
 
     Raises:
-        LabError: The memory model is unknown, or the checkpoint belongs to another search.
+        LabError: The memory model is not one of MEMORY_MODELS, or the checkpoint belongs to another search.
     """
-    if memory not in m.MEMORY_MODELS:
-        raise UnknownNameError("memory model", memory, m.MEMORY_MODELS)
+    if memory not in MEMORY_MODELS:
+        raise UnknownNameError("memory model of the exhaustive search", memory, MEMORY_MODELS)
     limits = _Limits(time.perf_counter(), limit_states, deadline, memory_limit, progress)
     path = None if checkpoint is None else Path(checkpoint)
     identity = f"{tables.program.fingerprint()} {memory} {'reduced' if reduce else 'full'} {'first' if stop else 'all'}"

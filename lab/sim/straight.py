@@ -145,6 +145,8 @@ def straighten(tables: Tables, memory: str = "sc", execution: Execution | None =
     Raises:
         NotStraightError: It has none; the message is the reason.
     """
+    if memory not in ("sc", "posted"):
+        raise NotStraightError(f"stores take effect in no fixed steps under {memory}")
     execution = execution or races.execute(tables, memory)
     if execution.memory != memory:
         raise ValueError(f"the execution was made under {execution.memory}, not {memory}")

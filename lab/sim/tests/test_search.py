@@ -13,13 +13,12 @@ from lab.sim import machine as m
 from lab.sim import search_rows as rows
 from lab.sim.explore import Engine
 from lab.sim.races import find_races
-from lab.sim.search import INTERRUPTED, SearchResult, search
+from lab.sim.search import INTERRUPTED, MEMORY_MODELS, SearchResult, search
 from lab.sim.search_models import tables_of, two_phase
 from lab.sim.straight import NotStraightError, straighten
 from lab.sim.tests.programs import without
 from lab.sim.tests.search_programs import Step, build, tidy_programs, wild_programs
 
-MEMORIES = ("sc", "posted")
 FEW = settings(max_examples=90, deadline=None, suppress_health_check=list(HealthCheck))
 MANY = settings(max_examples=2500, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -79,14 +78,14 @@ def agree(program: Program, memory: str) -> None:
         assert not straight.racy
 
 
-@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("memory", MEMORY_MODELS)
 @FEW
 @given(program=tidy_programs())
 def test_verdicts_agree(memory, program):
     agree(program, memory)
 
 
-@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("memory", MEMORY_MODELS)
 @FEW
 @given(program=wild_programs())
 def test_verdicts_agree_on_anything(memory, program):
@@ -94,7 +93,7 @@ def test_verdicts_agree_on_anything(memory, program):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("memory", MEMORY_MODELS)
 @MANY
 @given(program=tidy_programs())
 def test_verdicts_agree_at_length(memory, program):
@@ -102,7 +101,7 @@ def test_verdicts_agree_at_length(memory, program):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("memory", MEMORY_MODELS)
 @MANY
 @given(program=wild_programs())
 def test_verdicts_agree_on_anything_at_length(memory, program):
@@ -120,7 +119,7 @@ def _mutants() -> list[tuple[int, int]]:
     ]
 
 
-@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("memory", MEMORY_MODELS)
 def test_reduction_keeps_the_verdict_of_every_mutant(memory):
     """Each operation of one rank dropped in turn: hangs, wrong values, and what is redundant."""
     program = two_phase.program(two_phase.config(world=2, calls=2, bytes=(32,)))
@@ -135,7 +134,7 @@ def test_reduction_keeps_the_verdict_of_every_mutant(memory):
     assert len(seen) >= 2  # wrong, hang
 
 
-@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("memory", MEMORY_MODELS)
 def test_a_correct_program_is_covered(memory):
     tables = tables_of("two_phase", 3, 2)
     short, full = search(tables, memory), search(tables, memory, reduce=False)
@@ -160,7 +159,7 @@ def test_failures_come_with_a_schedule():
 
 
 def test_the_lagging_rank_is_found_at_once():
-    for memory in MEMORIES:
+    for memory in MEMORY_MODELS:
         tables = tables_of("lagging", 3, 12, depth=10)
         found = search(tables, memory)
         assert found.wrong and found.choices is not None
