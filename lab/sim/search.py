@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.errors import LabError, UnknownNameError
+from lab.protocol import tables as t
 from lab.protocol.tables import Tables
 from lab.sim import machine as m
 from lab.sim import search_rows as rows
@@ -82,6 +83,7 @@ def search(
     checkpoint: str | Path | None = None,
     progress: Callable[[SearchResult], None] | None = None,
     stop: bool = True,
+    early_timeouts: bool = False,
 ) -> SearchResult:
     """Search all schedules of a program under a memory model.
 
@@ -96,6 +98,8 @@ def search(
             counts and verdict of the continued search are those of an uninterrupted one.
         progress: Called every now and then with what was found so far.
         stop: Stop at the first failing schedule.
+        early_timeouts: A wait with a bound on its polls may give up although others could move. If not, bounded waits
+            give up only when nothing else can happen.
 
     Returns:
         The result; Ctrl-C ends the search and keeps what was found.
@@ -108,18 +112,28 @@ def search(
     limits = _Limits(time.perf_counter(), limit_states, deadline, memory_limit, progress)
     path = None if checkpoint is None else Path(checkpoint)
     identity = f"{tables.program.fingerprint()} {memory} {'reduced' if reduce else 'full'} {'first' if stop else 'all'}"
+    bounded = (tables.ops[:, t.TARGET] >= 0) & np.isin(tables.ops[:, t.KIND], (t.WAIT, t.WAIT_STAMP))
+    early = early_timeouts and bool(np.any(bounded & (tables.ops[:, t.CLOCK] <= 0)))
+    identity += " early" if early else ""
+    patient = "" if early or not np.any(bounded) else "; bounded waits give up only when nothing else can move"
     parts = None if path is None or not path.exists() else _read(path, identity)
     try:
-        straight = straighten(tables, memory)
+        straight = None if early else straighten(tables, memory)
     except NotStraightError:
         straight = None
-    if parts is None:
-        early = _before_the_states(straight, reduce, stop, limits)
-        if early is not None:
-            return early
-    if straight is not None and not straight.racy and not reduce and straight.threads <= walks.MAX_THREADS:
-        return _walk(straight, limits, path, identity, parts)
-    return _rows(tables, memory, straight, reduce, stop, limits, path, identity, parts)
+    found = _before_the_states(straight, reduce, stop, limits) if parts is None else None
+    if (
+        found is None
+        and straight is not None
+        and not straight.racy
+        and not reduce
+        and straight.threads <= walks.MAX_THREADS
+    ):
+        found = _walk(straight, limits, path, identity, parts)
+    if found is None:
+        search_of_rows = rows.RowSearch(tables, memory, straight, reduce, stop, parts, early)
+        found = _rows(search_of_rows, memory, reduce, stop, limits, path, identity)
+    return replace(found, covered=found.covered + patient)
 
 
 @dataclass(frozen=True)
@@ -246,17 +260,8 @@ def _walk(
 
 
 def _rows(
-    tables: Tables,
-    memory: str,
-    straight: Straight | None,
-    reduce: bool,
-    stop: bool,
-    limits: _Limits,
-    path: Path | None,
-    identity: str,
-    parts: dict[str, np.ndarray] | None,
+    found: rows.RowSearch, memory: str, reduce: bool, stop: bool, limits: _Limits, path: Path | None, identity: str
 ) -> SearchResult:
-    found = rows.RowSearch(tables, memory, straight, reduce, stop, parts)
 
     def result(stopped: str | None) -> SearchResult:
         counts = found.rows.counts

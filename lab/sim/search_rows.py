@@ -89,6 +89,7 @@ class RowSearch:
         reduce: Whether to reduce.
         stop: Whether to stop at the first failure.
         parts: A checkpoint to go on from.
+        early_timeouts: Whether a wait with a bound on its polls may give up although others could move.
     """
 
     def __init__(
@@ -99,7 +100,9 @@ class RowSearch:
         reduce: bool,
         stop: bool,
         parts: dict[str, np.ndarray] | None = None,
+        early_timeouts: bool = False,
     ) -> None:
+        self.early = early_timeouts
         self.static = m.static(tables, memory)
         self.state, self.log = m.new_state(self.static, tables.registers), m.new_log(self.static, m.LEVEL_NONE)
         self.stop = stop
@@ -169,6 +172,7 @@ class RowSearch:
                     self.lowest,
                     self.reduce,
                     self.stop,
+                    self.early,
                     target,
                     self.in_flight,
                     self.entities,
@@ -672,6 +676,7 @@ def _explore(
     lowest,
     reduce,
     stop,
+    early,
     target,
     in_flight,
     entities,
@@ -704,8 +709,13 @@ def _explore(
                 if stop and counts[N_FAILED] >= 0:
                     return FAILED
                 continue
-        elif reduce:
-            for k in range(moves):
+        elif early:
+            for agent in range(agents):
+                if m._may_time_out(s, st, agent) and s.ops[st.pc[agent], t.CLOCK] <= 0:
+                    entities[moves] = timeouts + agent
+                    moves += 1
+        if reduce and entities[0] < timeouts:
+            for k in range(st.counts[m.C_ENABLED]):
                 if _safe(s, st, entities[k], partner_at, partners, lowest, in_flight):
                     entities[0] = entities[k]
                     moves = 1

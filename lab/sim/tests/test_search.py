@@ -23,9 +23,9 @@ FEW = settings(max_examples=90, deadline=None, suppress_health_check=list(Health
 MANY = settings(max_examples=2500, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def truth(tables: Tables, memory: str) -> tuple[rows.RowSearch, tuple[bool, bool, bool]] | None:
+def truth(tables: Tables, memory: str, early: bool = False) -> tuple[rows.RowSearch, tuple[bool, bool, bool]] | None:
     """All full states of the machine, without any reduction; None: too many."""
-    found = rows.RowSearch(tables, memory, None, False, False)
+    found = rows.RowSearch(tables, memory, None, False, False, None, early)
     if found.advance(20_000, None) == rows.LIMIT:
         return None
     counts = found.rows.counts
@@ -56,6 +56,10 @@ def agree(program: Program, memory: str) -> None:
         outcome, state = replay(tables, memory, first.choices)
         assert outcome != m.DIVERGED
         assert state.counts[m.C_WRONG] or outcome == m.HANG or state.counts[m.C_TIMEOUTS]
+    impatient = truth(tables, memory, True)
+    if impatient is not None:
+        assert flags(search(tables, memory, stop=False, early_timeouts=True)) == impatient[1]
+        assert all(b or not a for a, b in zip(is_so, impatient[1], strict=True))
     engine = Engine(tables, memory)
     for scheduler in ("random", "pct", "run_on"):
         totals = engine.batch(scheduler, 0, 16)
@@ -156,6 +160,16 @@ def test_failures_come_with_a_schedule():
         assert found.failed and getattr(found, what) and not found.complete
         outcome, state = replay(tables, "sc", found.choices)
         assert outcome == m.HANG if what == "hang" else state.counts[m.C_TIMEOUTS]
+
+
+def test_bounded_waits_may_be_impatient():
+    """Nothing hangs, so that a bound on polls is reached only by a wait that is merely late."""
+    program = build({(0, 0): [Step("bounded", "x", 0, 1)], (1, 0): [Step("store", "x", 0, 1)]}, 2, {0: 1, 1: 1})
+    tables = compile_tables(program)
+    patient, impatient = search(tables), search(tables, early_timeouts=True)
+    assert patient.complete and not patient.failed and "bounded waits give up only" in patient.covered
+    assert impatient.abort
+    assert replay(tables, "sc", impatient.choices)[1].counts[m.C_TIMEOUTS]
 
 
 def test_the_lagging_rank_is_found_at_once():
