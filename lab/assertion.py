@@ -1,9 +1,9 @@
 """`lab.check` for a kernel's own tests: a protocol that must hold, or an assertion that says why it does not.
 
-    import lab
+import lab
 
-    def test_my_all_reduce():
-        lab.check("my_protocol.py:my_all_reduce", world=4, calls=3, bytes=(65536, 2002))
+def test_my_all_reduce():
+lab.check("my_protocol.py:my_all_reduce", world=4, calls=3, bytes=(65536, 2002))
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def check(
         executions: Executions to explore.
         seed: Of the schedulers.
         deadline: Seconds of exploration at most; None: no limit.
-        **config: Fields of `lab.protocol.write.Config`: world, calls, bytes, blocks, dtype, waves, scenario, options, ...
+        **config: Fields of `Config`: world, calls, bytes, blocks, dtype, waves, scenario, options, ...
 
     Raises:
         ProtocolDefect: A race, a wrong result, a hang or an abort was found.

@@ -15,7 +15,18 @@ import typer
 from lab.cli.errors import run
 
 # Shown by `lab --help` in this order.
-COMMANDS: tuple[str, ...] = ("repro", "check", "replay", "list", "mutate", "catalogue", "bench", "isa", "drift", "rounding")
+COMMANDS: tuple[str, ...] = (
+    "repro",
+    "check",
+    "replay",
+    "list",
+    "mutate",
+    "catalogue",
+    "bench",
+    "isa",
+    "drift",
+    "rounding",
+)
 
 app = typer.Typer(
     name="lab",

@@ -54,8 +54,8 @@ def command(
 ) -> None:
     """Check a protocol for races and wrong results; exit 0 if none, 1 if a defect was found.
 
-    The race check needs one execution and no luck; the exploration then looks for executions with wrong elements, hangs and
-    aborts, and every race is turned into the smallest failing witness that can be found.
+    The race check needs one execution and no luck; the exploration then looks for executions with wrong elements, hangs
+    and aborts, and every race is turned into the smallest failing witness that can be found.
     """
     from lab.cli.request import configured, size
     from lab.sim.check import check
@@ -105,7 +105,8 @@ def _progress(found: object) -> None:
     import sys
 
     if sys.stderr.isatty():
-        print(f"\r{found.executions} executions, {found.failing} failing", end="\r", file=sys.stderr)  # type: ignore[attr-defined]
+        counts = f"{found.executions} executions, {found.failing} failing"  # type: ignore[attr-defined]
+        print(f"\r{counts}", end="\r", file=sys.stderr)
 
 
 def _document(verdict) -> dict[str, object]:

@@ -25,8 +25,8 @@ def command(
 ) -> None:
     """Weaken each wait, fence, store, order, scope and buffer of a protocol in turn and see whether the check notices.
 
-    caught: the operation is needed. slack: the protocol holds without it, and one execution proves it for every schedule of this
-    configuration. survived: nothing was found, and nothing is proved. Exit 1 if any mutant survived.
+    caught: the operation is needed. slack: the protocol holds without it, and one execution proves it for every
+    schedule of this configuration. survived: nothing was found, and nothing is proved. Exit 1 if any mutant survived.
     """
     from lab.cli.request import configured
     from lab.sim.mutate import judge, mutants

@@ -1,4 +1,4 @@
-"""What `check`, `replay` and the other commands on protocols share: turning options into a protocol and a configuration."""
+"""What the commands on protocols share: turning options into a protocol and a configuration."""
 
 from __future__ import annotations
 

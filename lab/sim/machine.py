@@ -1,12 +1,12 @@
 """The machine: runs a Program's tables step by step under a scheduler and a memory model.
 
-A *step* is one choice: an agent that executes its next visible operation, or (memory model `posted`) a link that delivers its
-oldest store. Register arithmetic and branches are local and cost no step. A wait is a guard: an agent whose condition is not met
-is not enabled, so no schedule is spent on polling. A bounded wait gives up only when nothing else can move, unless the run
-allows early timeouts.
+A *step* is one choice: an agent that executes its next visible operation, or (memory model `posted`) a link that
+delivers its oldest store. Register arithmetic and branches are local and cost no step. A wait is a guard: an agent
+whose condition is not met is not enabled, so no schedule is spent on polling. A bounded wait gives up only when nothing
+else can move, unless the run allows early timeouts.
 
-Arrays travel in named tuples through functions that LLVM inlines into one loop (`forceinline`): a call that is not inlined would
-pass some three hundred scalars. Reference counting is off (`_nrt=False`); nothing in the loop allocates.
+Arrays travel in named tuples through functions that LLVM inlines into one loop (`forceinline`): a call that is not
+inlined would pass some three hundred scalars. Reference counting is off (`_nrt=False`); nothing in the loop allocates.
 
 What limits it: on small programs, one random choice and one table row a step; on real geometry, moving the cells.
 """
@@ -814,8 +814,8 @@ def run(
         policy: RANDOM; PCT; RUN_ON (the same agent until it blocks, then the lowest); REPLAY (`choices`, then RUN_ON);
             TOLERANT (like REPLAY, but leaves out choices that are not enabled).
         seed: Of the scheduler.
-        choices: int32 entities: agent a is a, link source * world + destination is agents + that, the timeout of agent a
-            is agents + world**2 + a.
+        choices: int32 entities: agent a is a, link source * world + destination is agents + that, the timeout of agent
+            a is agents + world**2 + a.
         early_timeout: Probability, in 2**-32, that a step is the timeout of a waiting agent although others could move.
         max_steps: Gives up after so many; None: as many as the program can take.
 

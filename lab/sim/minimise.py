@@ -1,6 +1,4 @@
-"""A small witness for a race: the smallest configuration and the fewest preemptions that still turn it into a wrong
-value.
-"""
+"""A small witness for a race: the least configuration and preemptions that still turn it into a wrong value."""
 
 from __future__ import annotations
 
@@ -47,8 +45,7 @@ def key_of(race: Race) -> Key:
 
 
 def smallest_witness(protocol: Protocol, config: Config, memory: str, key: Key, seed: int = 0) -> Witness | None:
-    """Find the smallest configuration not above `config` in which the race `key` makes a value wrong; None: none was
-    found.
+    """Find the smallest configuration up to `config` in which the race `key` makes a value wrong; None: none.
 
     Args:
         protocol: The protocol.
@@ -118,7 +115,7 @@ def _explained(tables: Tables, config: Config, memory: str, choices: np.ndarray,
 
 
 def _shorten(witness: Witness, memory: str, key: Key) -> Witness:
-    """Remove preemptions as long as the fault stays: delta debugging over runs of one agent (Zeller, Hildebrandt 2002)."""
+    """Remove preemptions while the fault stays: delta debugging over runs of one agent (Zeller, Hildebrandt 2002)."""
     tables = witness.execution.tables
     engine = Engine(tables, memory)
     best = witness

@@ -1,5 +1,4 @@
-"""Mutants of a protocol: each wait, fence, store, order, scope and buffer weakened in turn, on all ranks and blocks at
-once.
+"""Mutants of a protocol: each wait, fence, store, order, scope and buffer weakened in turn, on all ranks alike.
 
 A mutant that the checker catches shows that the operation is needed. One that survives with a proof (determinate, free
 of races, right) shows *slack*: the protocol holds without it. One that survives without a proof is a gap of the check.
@@ -64,9 +63,7 @@ class Outcome:
 
 
 def mutants(program: Program) -> Iterator[Mutant]:
-    """All single changes of a program's own synchronisation; the launches and kernel ends of the runtime are left
-    alone.
-    """
+    """All single changes of a program's own synchronisation; the runtime's launches and kernel ends are left alone."""
     for (site, phase, kind), example in _lines(program).items():
         yield from _drop(program, site, phase, kind, example)
         if isinstance(example, _SYNCHRONISING):
@@ -75,9 +72,7 @@ def mutants(program: Program) -> Iterator[Mutant]:
 
 
 def judge(mutant: Mutant, executions: int = 200, seed: int = 0) -> Outcome:
-    """Check one mutant: races, then the one-execution proof, then exploration under sc and posted where that does not
-    apply.
-    """
+    """Check one mutant: races, then the one-execution proof, then, where that does not apply, exploration."""
     tables = compile_tables(mutant.program)
     report = find_races(tables)
     if report.races:

@@ -4,13 +4,14 @@ The machine runs the program once. The clocks are then computed from what each w
 
 * A write releases with its own order, or through the last release fence before it; at scope s, to agents inside s.
 * A read-modify-write continues the release sequence of the write that it replaces; a plain store ends it (C++20).
-* A wait joins the *first* write of the word's modification order that meets its condition and that the waiter may still read.
-  Joining the last one seen would hide races that another schedule shows. A load whose result nobody uses is a wait for anything.
+* A wait joins the *first* write of the word's modification order that meets its condition and that the waiter may still
+  read. Joining the last one seen would hide races that another schedule shows. A load whose result nobody uses is a
+  wait for anything.
 * A relaxed read gives order only through a later acquire fence.
 * Two agents synchronise when the scopes of both sides include the other: wave < block < device (rank) < system.
 
-Then all conflicting accesses of each payload cell are compared pairwise; two that neither clock covers race, whatever happened in
-this run. Words never race (they are atomic), packets (stamped stores) neither.
+Then all conflicting accesses of each payload cell are compared pairwise; two that neither clock covers race, whatever
+happened in this run. Words never race (they are atomic), packets (stamped stores) neither.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ def execute(
 def clocks(execution: Execution, guards_only: bool = False) -> Clocks:
     """Compute the vector clocks of an execution.
 
-    With `guards_only`, the order that holds in every schedule whatever the memory orders say: a wait comes after the write that first
-    meets it, and nothing else orders two agents.
+    With `guards_only`, the order that holds in every schedule whatever the memory orders say: a wait comes after the
+    write that first meets it, and nothing else orders two agents.
     """
     tables = execution.tables
     steps = execution.steps
@@ -139,8 +140,8 @@ def _join(into, other):
 def _join_released(now, pending, agent, acquires, scope, write, released, is_rmw, previous, writer, rows, places):
     """Join what a write released to `agent`, and through a chain of RMWs what the writes before it did.
 
-    Each of them synchronises by itself: its scope and the reader's must include the other's agent. A relaxed read keeps what it saw
-    for a later acquire fence.
+    Each of them synchronises by itself: its scope and the reader's must include the other's agent. A relaxed read
+    keeps what it saw for a later acquire fence.
     """
     rank, block, call, host = places
     while write >= 0:
@@ -242,8 +243,9 @@ def _clocks(
         at = log_row[step]
         reads = kind == t.LOAD or kind == t.WAIT or kind == t.RMW
         if reads:
-            # A wait joins the first write that meets it, and a read whose result nobody uses the first that it may see: another
-            # schedule may show it that one. A read that is used decides what its agent does, so here it has seen what it saw.
+            # A wait joins the first write that meets it, and a read whose result nobody uses the first that it may
+            # see: another schedule may show it that one. A read that is used decides what its agent does, so here it
+            # has seen what it saw.
             fn, value = words.ANY, np.int64(0)
             if kind == t.WAIT:
                 fn, value = ops[op, t.FN], words.operand(exprs, postfix, ops[op, t.VALUE], registers, agent)
@@ -401,7 +403,7 @@ def _packet_regions(tables: Tables) -> np.ndarray:
 
 @njit(cache=True)
 def _all_pairs(cells, steps, writes, rows, time, chain):
-    """Distinct racing pairs: int64 rows (earlier step, later step, a cell, cells, first is a write, second is a write)."""
+    """Distinct racing pairs: int64 rows (earlier step, later step, a cell, cells, first writes, second writes)."""
     size = 1024
     table = np.full(size, -1, np.int64)
     out = np.zeros((256, 6), np.int64)

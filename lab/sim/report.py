@@ -10,9 +10,7 @@ _WRONG_SHOWN, _MEANS_SHOWN, _WAITS_SHOWN = 6, 4, 12
 
 
 def report(verdict: Verdict) -> str:
-    """The whole verdict: what was checked, each race, the first failing execution, the smallest witness, and what was
-    covered.
-    """
+    """The whole verdict: what was checked, each race, the failing execution, the witness, and what was covered."""
     return "\n".join(_lines(verdict))
 
 
@@ -21,8 +19,8 @@ def headline(verdict: Verdict) -> str:
     config = verdict.config
     sizes = ",".join(map(str, config["bytes"]))  # type: ignore[call-overload]
     return (
-        f"{verdict.protocol}: {verdict.verdict.upper()}   world {config['world']}, calls {config['calls']}, bytes {sizes}, "
-        f"blocks {config['blocks'] or 'own grid'}, {config['scenario']}, {verdict.memory}"
+        f"{verdict.protocol}: {verdict.verdict.upper()}   world {config['world']}, calls {config['calls']}, "
+        f"bytes {sizes}, blocks {config['blocks'] or 'own grid'}, {config['scenario']}, {verdict.memory}"
     )
 
 

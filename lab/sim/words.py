@@ -1,4 +1,4 @@
-"""What word operations mean, for every engine: operands, wait conditions, read-modify-writes. All words are 0..2**32-1."""
+"""What word operations mean, for every engine: operands, conditions, read-modify-writes. Words are 0..2**32-1."""
 
 from __future__ import annotations
 

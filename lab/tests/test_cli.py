@@ -58,9 +58,7 @@ def test_every_command_explains_itself(words):
     assert shown.exit_code == 0, shown.output
     usage, _, rest = shown.output.partition("\n\n")
     assert usage.startswith("Usage:")
-    assert rest.strip() and not rest.lstrip().startswith(("Options:", "Arguments:")), (
-        "no docstring, so no help"
-    )
+    assert rest.strip() and not rest.lstrip().startswith(("Options:", "Arguments:")), "no docstring, so no help"
 
 
 def test_every_listed_command_is_registered():

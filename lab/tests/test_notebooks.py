@@ -26,9 +26,7 @@ def complaints(source: Path) -> list[str]:
 @pytest.mark.skipif(not NOTEBOOKS.exists(), reason="not a source tree: the notebooks are not installed")
 def test_every_notebook_is_a_clean_pair():
     found = [line for source in sorted(NOTEBOOKS.glob("*.py")) for line in complaints(source)]
-    lonely = {path.stem for path in NOTEBOOKS.glob("*.ipynb")} - {
-        path.stem for path in NOTEBOOKS.glob("*.py")
-    }
+    lonely = {path.stem for path in NOTEBOOKS.glob("*.ipynb")} - {path.stem for path in NOTEBOOKS.glob("*.py")}
     found += [f"{stem}.ipynb has no {stem}.py, which is the source" for stem in sorted(lonely)]
     assert not found, "run `make notebooks`:\n  " + "\n  ".join(found)
 
