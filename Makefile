@@ -32,7 +32,7 @@ test: $(VENV)/.installed-test
 	$(PYTEST) -x $(ARGS)
 
 # mypy holds the parts that are plain Python; compiled code resists it.
-TYPED := $(wildcard lab/__init__.py lab/errors.py lab/trace.py lab/cli lab/protocol)
+TYPED := lab/__init__.py lab/errors.py lab/protocol
 DEVICE_CODE := $(wildcard lab/kernels/hip/*.hip lab/kernels/hip/*.hpp)
 
 check: $(VENV)/.installed-check

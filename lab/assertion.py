@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lab.protocol.library import load
+from lab.protocol.library import BUILT_IN, load
 from lab.protocol.write import Protocol
 from lab.sim import check as sim
 from lab.sim.report import report
@@ -52,10 +52,17 @@ def check(
         ProtocolDefect: A race, a wrong result, a hang or an abort was found.
         LabError: There is no such protocol, or it refuses the configuration.
     """
-    found = load(protocol) if isinstance(protocol, str) else protocol
+    found = load(protocol) if isinstance(protocol, str) else _referable(protocol)
     verdict = sim.check(
         found, found.config(**config), memory=memory, executions=executions, seed=seed, deadline=deadline
     )
     if not verdict.ok:
         raise ProtocolDefect(verdict)
     return verdict
+
+
+def _referable(protocol: Protocol) -> Protocol:
+    """The protocol under a name by which its schedule lines can be replayed: its own file, unless the lab knows it."""
+    if protocol.name in BUILT_IN or ":" in protocol.name:
+        return protocol
+    return protocol.named(f"{protocol.kernel.__code__.co_filename}:{protocol.name}")

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+_LISTED = 12  # a table of names this short is shown whole
+
 
 class LabError(Exception):
     """Something that the user asked for cannot be done.
@@ -30,8 +32,11 @@ class UnknownNameError(LabError):
     """A name that is not in a table of names; the hint gives the nearest ones."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, hint: str | None = None) -> None:
+        known = list(known)
         self.nearest = nearest(name, known)
         guess = f"did you mean {' or '.join(self.nearest)}?" if self.nearest else None
+        if guess is None and len(known) <= _LISTED:
+            guess = f"it is one of {', '.join(known)}"
         super().__init__(f"unknown {kind}", value=name, hint=" ".join(filter(None, (guess, hint))) or None)
 
 

@@ -8,6 +8,7 @@ import typer
 
 from lab.cli.errors import DEFECT
 from lab.cli.output import emit_json
+from lab.errors import LabError
 
 
 def command(
@@ -29,7 +30,7 @@ def command(
     schedule of this configuration. survived: nothing was found, and nothing is proved. Exit 1 if any mutant survived.
     """
     from lab.cli.request import configured
-    from lab.sim.mutate import judge, mutants
+    from lab.sim.mutate import Mutant, judge, mutants
 
     found, config = configured(
         protocol,
@@ -43,7 +44,13 @@ def command(
         scenario=None,
         settings=option or [],
     )
-    outcomes = [judge(mutant, seed=seed) for mutant in mutants(found.program(config))]
+    program = found.program(config)
+    original = judge(Mutant("none", "", "", "", "none", program), seed=seed)
+    if original.caught:
+        raise LabError(
+            f"{protocol} is {original.verdict} as it stands, so its mutants say nothing", hint=f"lab check {protocol}"
+        )
+    outcomes = [judge(mutant, seed=seed) for mutant in mutants(program)]
     shown = [outcome for outcome in outcomes if not slack or outcome.state == "slack"]
     if json:
         emit_json([_row(outcome) for outcome in shown])

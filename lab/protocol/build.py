@@ -107,10 +107,10 @@ class Builder:
         before = self.running(rank, stream) if overlap else []
         self.before[rank, stream] = [*before, (done, agents)]
 
-    def new_launch(self, rank: int, call: int, launch: Launch) -> Buffer:
+    def new_launch(self, rank: int, sequence: int, call: int, launch: Launch) -> Buffer:
         """Record the blocks of a launch; returns the word with which the host starts them."""
         agents = launch.blocks * self.config.waves
-        go, done = self._launch_words(rank, call)
+        go, done = self._launch_words(rank, sequence)
         for block in range(launch.blocks):
             shared = None
             if self.config.waves > 1:
@@ -126,17 +126,17 @@ class Builder:
                 launch.kernel(b)
                 self._epilogue(recorder, done)
                 kind = "block" if shared is None else "wave"
-                turn = call if launch.overlap else 0
+                turn = sequence if launch.overlap else 0
                 chain = (rank, launch.stream, turn, block, wave)
-                self._agent(rank, call, block, wave, kind, chain, recorder)
+                self._agent(rank, call, block, wave, kind, chain, recorder, sequence)
         self._launched(rank, launch.stream, launch.overlap, done, agents)
         return go
 
     def new_stream_kernel(
-        self, rank: int, call: int, stream: int, kind: type, phase: str, fields: dict[str, object]
+        self, rank: int, sequence: int, call: int, stream: int, kind: type, phase: str, fields: dict[str, object]
     ) -> Buffer:
         """Record a kernel of one operation on a stream; returns the word with which the host starts it."""
-        go, done = self._launch_words(rank, call)
+        go, done = self._launch_words(rank, sequence)
         recorder = Recorder()
         launch = Launch(lambda b: None, None, None, 0, 1, 1, stream, False, {})
         b = Block(self, recorder, rank, call, 0, launch)
@@ -144,13 +144,13 @@ class Builder:
         b.phase(phase)
         recorder.emit(kind, mapping=WHOLE, **fields)
         self._epilogue(recorder, done)
-        self._agent(rank, call, 0, 0, "kernel", (rank, stream, 0, 0, 0), recorder)
+        self._agent(rank, call, 0, 0, "kernel", (rank, stream, 0, 0, 0), recorder, sequence)
         self._launched(rank, stream, False, done, 1)
         return go
 
-    def _launch_words(self, rank: int, call: int) -> tuple[Buffer, Buffer]:
-        go = Buffer(self.region(f"launch of call {call}", rank, "words", HOST_MAPPED, 1))
-        done = Buffer(self.region(f"blocks done of call {call}", rank, "words", HOST_MAPPED, 1))
+    def _launch_words(self, rank: int, sequence: int) -> tuple[Buffer, Buffer]:
+        go = Buffer(self.region(f"launch of call {sequence}", rank, "words", HOST_MAPPED, 1))
+        done = Buffer(self.region(f"blocks done of call {sequence}", rank, "words", HOST_MAPPED, 1))
         return go, done
 
     def _preamble(self, b: Block, go: Buffer, stream: int, overlap: bool) -> None:
@@ -170,11 +170,19 @@ class Builder:
         )
 
     def _agent(
-        self, rank: int, call: int, block: int, wave: int, kind: str, chain: tuple[object, ...], recorder: Recorder
+        self,
+        rank: int,
+        call: int,
+        block: int,
+        wave: int,
+        kind: str,
+        chain: tuple[object, ...],
+        recorder: Recorder,
+        sequence: int = 0,
     ) -> None:
         ops = recorder.finish()
         index = self._chains.setdefault(chain, len(self._chains))
-        self.agents.append(Agent(len(self.agents), rank, call, block, wave, kind, index, ops))
+        self.agents.append(Agent(len(self.agents), rank, call, block, wave, kind, index, ops, sequence))
 
 
 def _check_waits(program: Program) -> None:

@@ -7,6 +7,7 @@ import sys
 import traceback
 from functools import cache
 from pathlib import Path
+from types import FrameType
 
 from lab.errors import LabError
 from lab.protocol.program import Site
@@ -29,7 +30,7 @@ class ProtocolError(LabError):
 
 def user_site() -> Site:
     """Where the user's text is: the innermost line outside the language, and the protocol's line that led there."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename in _LANGUAGE:
         frame = frame.f_back
     if frame is None:

@@ -111,6 +111,12 @@ class Expr:
     def __lt__(self, other: Expr | int) -> Expr:
         return binary("<", self, other)
 
+    def __gt__(self, other: Expr | int) -> Expr:
+        return binary("<", other, self)
+
+    def __le__(self, other: Expr | int) -> Expr:
+        return binary(">=", other, self)
+
     def __ge__(self, other: Expr | int) -> Expr:
         return binary(">=", self, other)
 

@@ -31,7 +31,8 @@ class Host(Verbs):
         super().__init__(recorder)
         self.rank, self.world, self.config = rank, builder.config.world, builder.config
         self.options = builder.options
-        self._builder, self._version, self._barriers, self._calls = builder, 0, 0, 0
+        self._builder, self._version, self._barriers = builder, 0, 0
+        self._kernels, self._calls = 0, 0  # everything on the streams; launches of the protocol alone
 
     @property
     def mine(self) -> Owned:
@@ -118,8 +119,9 @@ class Host(Verbs):
 
     def replay(self, launch: Launch) -> None:
         """Launch again with frozen arguments, as a captured graph does."""
+        self._kernels += 1
         self._calls += 1
-        go = self._builder.new_launch(self.rank, self._calls, launch)
+        go = self._builder.new_launch(self.rank, self._kernels, self._calls, launch)
         self._emit(Store, word=go.word, value=word(1), order=RELEASE, scope=SYSTEM)
 
     def produce(self, buffer: View | Buffer, stream: int = 0) -> None:
@@ -141,11 +143,17 @@ class Host(Verbs):
         span = span_of(buffer)
         self._emit(Fill, dst=span, source=source, constant=span.region.constant, mapping=WHOLE)
 
-    def expect(self, output: View | Buffer, input: View | Buffer, failed: bool = False) -> Reg | None:
-        """The host compares `output` with the sum of all ranks' `input`, element by element.
+    def expect(self, output: View | Buffer, input: View | Buffer) -> None:
+        """The host compares `output` with the sum of all ranks' `input`, element by element."""
+        self._compare(output, input, None)
 
-        With `failed`, returns 1 if any element differs.
-        """
+    def differs(self, output: View | Buffer, input: View | Buffer) -> Reg:
+        """Like `expect`; returns 1 if any element differs, else 0."""
+        dst = self._register(None)
+        self._compare(output, input, dst.index)
+        return dst
+
+    def _compare(self, output: View | Buffer, input: View | Buffer, dst: int | None) -> None:
         read, given = span_of(output), span_of(input)
         if read.length != given.length:
             raise ProtocolError(
@@ -153,8 +161,11 @@ class Host(Verbs):
                 site=user_site(),
             )
         if given.region.source is None or not isinstance(given.start, Const):
-            raise ProtocolError(f"{given.label} is no input of this scenario", site=user_site())
-        dst = self._register("failed") if failed else None
+            raise ProtocolError(
+                f"{given.label} is no input that h.input() made",
+                site=user_site(),
+                hint="for a buffer that h.produce() fills use h.consume(output)",
+            )
         self._emit(
             Expect,
             span=read,
@@ -162,9 +173,8 @@ class Host(Verbs):
             constant=given.region.constant,
             mapping=WHOLE,
             first=given.start.value,
-            dst=None if dst is None else dst.index,
+            dst=dst,
         )
-        return dst
 
     def sync(self, stream: int = 0) -> None:
         """Wait until everything launched on the stream is done."""
@@ -185,6 +195,6 @@ class Host(Verbs):
         return tuple((rank, wanted) for rank in range(self.world))
 
     def _stream_kernel(self, stream: int, kind: type, phase: str, **fields: object) -> None:
-        self._calls += 1
-        go = self._builder.new_stream_kernel(self.rank, self._calls, stream, kind, phase, fields)
+        self._kernels += 1
+        go = self._builder.new_stream_kernel(self.rank, self._kernels, self._calls, stream, kind, phase, fields)
         self._emit(Store, word=go.word, value=word(1), order=RELEASE, scope=SYSTEM)

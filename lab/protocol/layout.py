@@ -9,6 +9,7 @@ they do there.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from lab.protocol.errors import ProtocolError, user_site
 from lab.protocol.expr import Const, Expr, word
@@ -26,8 +27,8 @@ class Buffer:
         """Elements (or words) in the whole region."""
         return self.region.length
 
-    def __getitem__(self, index: object) -> View | WordRef:
-        """The slot at `index` (payload), the word at `index` (words), or the elements of a slice."""
+    def __getitem__(self, index: object) -> Any:
+        """The slot at `index` (payload, a `View`), the word at `index` (words, a `WordRef`), or a slice's elements."""
         if isinstance(index, slice):
             return self.whole[index]
         indices = index if isinstance(index, tuple) else (index,)

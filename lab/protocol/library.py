@@ -8,6 +8,7 @@ import importlib.util
 import sys
 import traceback
 from pathlib import Path
+from types import ModuleType
 
 from lab.errors import LabError, UnknownNameError
 from lab.protocol.published import MODULES
@@ -61,7 +62,7 @@ def _defined(found: dict[str, Protocol]) -> str:
     return "it defines none; decorate a function with @protocol(...) from lab.protocol.write"
 
 
-def _run(path: Path):
+def _run(path: Path) -> ModuleType:
     """Run a protocol file as a module; its directory may be imported from, as for a script."""
     # The loader is named because the module finder looks at files that end with .py only.
     loader = importlib.machinery.SourceFileLoader(f"lab_user_{path.stem}", str(path.resolve()))

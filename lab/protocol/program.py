@@ -423,7 +423,9 @@ class Agent:
     Attributes:
         id: Position in `Program.agents`.
         rank: Its rank.
-        call: The launch it belongs to, counted per rank from 1; 0 for a host.
+        call: The launch it belongs to, counted per rank from 1; for a producer or consumer, the launch before it; for a
+            host, 0.
+        sequence: Its place among all kernels of its rank, in the order of launch.
         block: Block index; -1 for a host.
         wave: Wave in the block; 0 when the block is one agent.
         kind: `"block"`, `"wave"`, `"kernel"` (a producer or consumer on the stream) or `"host"`.
@@ -439,6 +441,7 @@ class Agent:
     kind: str
     chain: int
     ops: tuple[Op, ...]
+    sequence: int = 0
 
     @property
     def name(self) -> str:
@@ -446,7 +449,9 @@ class Agent:
         if self.kind == "host":
             return f"rank {self.rank} host"
         if self.kind == "kernel":
-            return f"rank {self.rank} {self.ops[0].phase} kernel, call {self.call}"
+            phase = next(op.phase for op in self.ops if isinstance(op, (Fill, Expect)))
+            after = f", after call {self.call}" if self.call else ""
+            return f"rank {self.rank} {phase} kernel {self.sequence}{after}"
         wave = f" wave {self.wave}" if self.kind == "wave" else ""
         return f"rank {self.rank} block {self.block}{wave}, call {self.call}"
 

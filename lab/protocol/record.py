@@ -94,7 +94,7 @@ class Recorder:
         built = []
         for kind, fields in self.ops:
             resolved = {k: v.position if isinstance(v, Label) else v for k, v in fields.items()}
-            built.append(kind(**resolved))
+            built.append(kind(**resolved))  # type: ignore[arg-type]
         return tuple(built)
 
 

@@ -20,10 +20,13 @@ from lab.protocol.write import (
     UNCACHED,
     AbortWords,
     Block,
+    Buffer,
     Config,
     Declare,
     Expr,
     Host,
+    Scope,
+    WordRef,
     protocol,
 )
 
@@ -65,7 +68,7 @@ def self_test(h: Host) -> None:
                 h.launch(x, outputs[repetition % 2])
                 h.sync()
                 aborted = h.load(h.mine.timeout, ACQUIRE, SYSTEM)
-                wrong = h.expect(outputs[repetition % 2], x, failed=True)
+                wrong = h.differs(outputs[repetition % 2], x)
                 h.assign(failed, wrong | aborted)
 
 
@@ -101,11 +104,14 @@ def parts(b: Block) -> tuple[list[slice], list[int]]:
     return chunk, [c.stop - c.start for c in chunk]
 
 
-def wait_or_abort(b: Block, at, value, scope, phase: int, peer: int, seq: Expr) -> None:  # noqa: D103
+def wait_or_abort(b: Block, at: WordRef, value: Expr | int, scope: Scope, phase: int, peer: int, seq: Expr) -> None:
+    """A wait of thread 0 that aborts after the spin cap."""
     b.leader.wait(at, ">=", value, ACQUIRE, scope, SPIN_CAP, lambda: abort(b, phase, peer, seq))
 
 
-def announce(b: Block, arrive, seq: Expr, row: int, clear: list, phases: tuple[int, int], publish: bool) -> None:
+def announce(
+    b: Block, arrive: WordRef, seq: Expr, row: int, clear: list[WordRef], phases: tuple[int, int], publish: bool
+) -> None:
     """Own grid barrier, then block 0 sends this rank's flag; every block waits for the flags of all peers."""
     b.leader.fence(ACQ_REL, SYSTEM)
     b.leader.add(arrive, 1, RELAXED, DEVICE)
@@ -127,7 +133,7 @@ def copy(b: Block, source: View, dst: View) -> None:
     b.copy(source, dst, vector=1 if b.options["pace"] else b.vector_elements(source, dst))
 
 
-def terms(b: Block, p: Expr, part: slice, own: slice) -> list[View]:
+def terms(b: Block, p: Expr, part: slice, own: slice) -> list[View | Buffer]:
     """The addends of elements `part` in rank order: the own term from the input, the others from own staging slots."""
     return [b.input[own] if j == b.rank else b.mine.staging[p, j][part] for j in range(b.world)]
 

@@ -11,6 +11,7 @@ provenance, up to a chance of 2**-64.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -195,7 +196,7 @@ class _Compiler:
                 row += 1
             ends.append(base + width)
         registers = 1 + max(
-            (op.dst for agent in program.agents for op in agent.ops if getattr(op, "dst", None).__class__ is int),
+            (dst for agent in program.agents for op in agent.ops if isinstance(dst := getattr(op, "dst", None), int)),
             default=0,
         )
         return Tables(
@@ -214,7 +215,7 @@ class _Compiler:
             agent_rank=np.array([agent.rank for agent in program.agents], np.int32),
             agent_chain=np.array([agent.chain for agent in program.agents], np.int32),
             registers=registers,
-            **self.word_arrays,
+            **self.word_arrays,  # type: ignore[arg-type]
             **self.cell_arrays,
         )
 
@@ -222,7 +223,9 @@ class _Compiler:
 
     def _number_words(self) -> None:
         self.word_base = np.full(len(self.program.regions), -1, np.int64)
-        initial, region_of, rank_of = [], [], []
+        initial: list[int] = []
+        region_of: list[int] = []
+        rank_of: list[int] = []
         for region in self.program.regions:
             if region.kind == "words":
                 self.word_base[region.id] = len(initial)
@@ -325,7 +328,7 @@ class _Compiler:
         program = self.program
         payload = [region for region in program.regions if region.kind == "payload"]
         bounds: dict[object, np.ndarray] = {r.id: np.array([0, r.length], np.int64) for r in payload}
-        chunks: dict[tuple[object, ...], None] = {}
+        chunks: dict[tuple[int, int, int, int, int], None] = {}
         links: dict[tuple[object, int, object, int, int], None] = {}
         for region in payload:
             if region.source is not None and not region.constant:
@@ -345,12 +348,12 @@ class _Compiler:
                         for b in second:
                             links[spans[0].region.id, a, other.region.id, b, spans[0].length] = None
                 version = op.source if isinstance(op, Fill) else op.due[0] if isinstance(op, Expect) else None
-                if version is not None and not op.constant:  # type: ignore[union-attr]
-                    first = op.first if isinstance(op, Expect) else 0
-                    links[spans[0].region.id, starts[0][0], ("version", version[1]), first, spans[0].length] = None
+                if version is not None and isinstance(op, (Fill, Expect)) and not op.constant:
+                    element = op.first if isinstance(op, Expect) else 0
+                    links[spans[0].region.id, starts[0][0], ("version", version[1]), element, spans[0].length] = None
         cuts: dict[object, list[np.ndarray]] = {key: [value] for key, value in bounds.items()}
         for region_id, start, length, threads, vector in chunks:
-            cuts[region_id].append(_chunk_bounds(start, length, threads, vector))  # type: ignore[arg-type]
+            cuts[region_id].append(_chunk_bounds(start, length, threads, vector))
         bounds = {key: _sorted_unique(np.concatenate(parts)) for key, parts in cuts.items()}
         for key in {key for link in links for key in (link[0], link[2])} - bounds.keys():
             bounds[key] = np.zeros(0, np.int64)
@@ -551,5 +554,5 @@ def _joined(parts: list[np.ndarray], dtype: type) -> np.ndarray:
     return np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype)
 
 
-def _array(rows: list[tuple[int, ...]], dtype: type, width: int) -> np.ndarray:
+def _array(rows: Sequence[tuple[int, ...]], dtype: type, width: int) -> np.ndarray:
     return np.array(rows, dtype).reshape(-1, width)

@@ -49,7 +49,7 @@ from lab.protocol.expr import Expr, Reg
 from lab.protocol.host import Host
 from lab.protocol.layout import Buffer, View
 from lab.protocol.memory import Declare
-from lab.protocol.program import Cache, Program
+from lab.protocol.program import Cache, Program, Scope, WordRef
 from lab.protocol.scenario import SCENARIOS
 
 AbortWords = Callable[[str, int], int]
@@ -91,6 +91,8 @@ class Protocol:
             if name not in known:
                 raise UnknownNameError("parameter", name, known)
         changes = {name: value for name, value in changes.items() if value is not None}
+        if isinstance(changes.get("bytes"), int):
+            changes["bytes"] = (changes["bytes"],)
         config = replace(self.defaults, **changes, options=tuple(sorted(options.items())))
         self._check(config)
         return config
@@ -207,6 +209,8 @@ __all__ = [
     "Host",
     "Protocol",
     "Reg",
+    "Scope",
     "View",
+    "WordRef",
     "protocol",
 ]

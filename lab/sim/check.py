@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from lab.protocol.program import Program
+from lab.errors import LabError
+from lab.protocol.program import Expect, Program
 from lab.protocol.tables import Tables, compile_tables
 from lab.protocol.write import Config, Protocol
 from lab.sim import machine as m
@@ -21,6 +22,7 @@ from lab.sim.values import outputs
 from lab.sim.verdict import Race, Verdict
 
 EXHAUSTIVE = "exhaustive"
+SEARCHED = ("sc", "posted")
 _RACE_CHECKED = 16  # further executions whose races are checked when one does not stand for all
 
 
@@ -63,6 +65,8 @@ def check(
     Raises:
         LabError: The configuration is refused, or the protocol's text is wrong.
     """
+    if EXHAUSTIVE in schedulers and memory not in SEARCHED:
+        raise LabError("the exhaustive search does not know this memory model", value=memory, hint="use sc or posted")
     config = config or protocol.config()
     program = protocol.program(config)
     tables = compile_tables(program)
@@ -73,7 +77,7 @@ def check(
     found, searched = Exploration(), None
     if explorers:
         found = explore(Engine(tables, memory), explorers, executions, seed, deadline, early_timeout, progress)
-    if EXHAUSTIVE in schedulers and not found.stopped == INTERRUPTED:
+    if EXHAUSTIVE in schedulers and found.stopped != INTERRUPTED:
         searched = search(
             tables,
             memory,
@@ -180,7 +184,7 @@ def _verdict(
         executions=found.executions,
         failing=found.failing,
         proof=covered,
-        notes=tuple(_witness_note(race, pair) for race, pair in _paired(races, small)),
+        notes=tuple(_notes(protocol, config, program, memory, races, small)),
         interrupted=found.stopped == INTERRUPTED,
     )
 
@@ -190,14 +194,40 @@ def _paired(races: tuple[Race, ...], small: list[tuple[Race, Witness]]) -> list[
     return [(race, by_race.get(id(race))) for race in races]
 
 
-def _witness_note(race: Race, pair: Witness | None) -> str:
-    name = f"{race.first.phase} / {race.second.phase}"
+def _notes(
+    protocol: Protocol,
+    config: Config,
+    program: Program,
+    memory: str,
+    races: tuple[Race, ...],
+    small: list[tuple[Race, Witness]],
+) -> Iterator[str]:
+    """What each race does to values, and what this check cannot have seen."""
+    for number, (race, pair) in enumerate(_paired(races, small), 1):
+        yield f"race {number} ({race.first.phase} / {race.second.phase}): {_witness_note(protocol, memory, pair)}"
+    if config.calls == 1 and len(list(_launches(program))) <= program.world:
+        yield "one call only: whether the next call reuses a buffer too early was not looked at (--calls 3)"
+    if not any(isinstance(op, Expect) for agent in program.agents for op in agent.ops):
+        yield (
+            "the scenario compares no output, so only races, hangs and aborts were looked for; end it with "
+            "h.expect(output, input) or h.consume(output)"
+        )
+
+
+def _launches(program: Program) -> Iterator[tuple[int, int]]:
+    return iter({(agent.rank, agent.call) for agent in program.agents if agent.kind in ("block", "wave")})
+
+
+def _witness_note(protocol: Protocol, memory: str, pair: Witness | None) -> str:
     if pair is None:
-        return f"race {name}: no schedule tried made a value wrong because of it (benign so far)"
-    c = pair.config
+        weaker = "" if memory == "weak" else "; --memory weak may show one"
+        return f"no schedule tried made a value wrong because of it (benign so far{weaker})"
+    c, program = pair.config, pair.execution.tables.program
+    line = Schedule(protocol.name, c, memory, program.fingerprint(), pair.choices).line(protocol.defaults)
     return (
-        f"race {name}: wrong values with {c.calls} call(s), world {c.world}, {c.blocks} block(s), "
-        f"{max(c.bytes)} bytes; {len(witness(pair.explainer, pair.fault))} steps that matter"
+        f"wrong values with {c.calls} call{'s' if c.calls > 1 else ''}, world {c.world}, "
+        f"{c.blocks} block{'s' if c.blocks != 1 else ''}, {max(c.bytes)} bytes; "
+        f"{len(witness(pair.explainer, pair.fault))} steps that matter\n  lab replay '{line}'"
     )
 
 

@@ -29,6 +29,7 @@ from lab.protocol.program import Agent, Cond, Expect, Load, Op, Order, Rmw, Span
 from lab.sim import machine as m
 from lab.sim import words
 from lab.sim.races import Clocks, Execution, clocks, find_races
+from lab.sim.straight import NotStraightError, straighten
 
 
 def why_not_determinate(execution: Execution, racy: bool) -> str | None:
@@ -42,7 +43,21 @@ def why_not_determinate(execution: Execution, racy: bool) -> str | None:
         return "a bounded wait gave up"
     if execution.outcome != m.DONE:
         return "the execution did not end"
-    return next(_reasons(execution, clocks(execution, guards_only=True), racy), None)
+    reason = next(_reasons(execution, clocks(execution, guards_only=True), racy), None)
+    return reason or _not_straight(execution)
+
+
+def _not_straight(execution: Execution) -> str | None:
+    """Why the program has no straight form; None: it has one.
+
+    The clocks of one execution say what happened to order it. The straight form is stricter: it holds each wait against
+    every set of writes that could meet it, such as two equal stores of which either lets the waiter go.
+    """
+    try:
+        straighten(execution.tables, "sc", execution)
+    except NotStraightError as problem:
+        return problem.what
+    return None
 
 
 def holds_under_every_model(execution: Execution) -> bool:

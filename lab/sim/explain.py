@@ -85,15 +85,15 @@ class Explainer:
             groups.setdefault(key, []).append((row, item, fault))
         return [self._group(members) for members in groups.values()]
 
-    def line_pair(self, fault: Fault) -> tuple[tuple[str, str], ...]:
-        """The source lines and phases of the two accesses that race at a fault, for matching it with a race."""
+    def race_key(self, fault: Fault) -> tuple[object, ...]:
+        """What `minimise.key_of` gives for the race that shows at a fault."""
         other = self.unordered(fault)
         steps = [fault.step] if other is None else [fault.step, other]
-        named = []
-        for step in steps:
-            op = self.tables.op(int(self.execution.log.op[step]))
-            named.append((str(op.site), op.phase))
-        return tuple(sorted(named))
+        rows = [int(self.execution.log.op[step]) for step in steps]
+        ops = [self.tables.op(row) for row in rows]
+        agents = [self.tables.program.agents[int(self.tables.ops[row, t.AGENT])] for row in rows]
+        lines = tuple(sorted((str(op.site), op.phase) for op in ops))
+        return lines, len({agent.rank for agent in agents}) > 1, len({agent.call for agent in agents}) > 1
 
     def unordered(self, fault: Fault) -> int | None:
         """The step that a fault's read is not ordered with; None: the fault is not one of order."""
@@ -151,7 +151,7 @@ class Explainer:
         return Fault(step, seen, missed[0], cell, (step,)) if missed else None
 
     def _call(self, step: int) -> int:
-        return self.tables.program.agents[int(self.tables.ops[self.execution.log.op[step], t.AGENT])].call
+        return self.tables.program.agents[int(self.tables.ops[self.execution.log.op[step], t.AGENT])].sequence
 
     def _unknown(self, step: int, item: int) -> Fault:
         cell, seen = next(self.reads(step, item))
@@ -166,7 +166,7 @@ class Explainer:
         op = self.tables.op(int(self.execution.log.op[step]))
         agent = self.tables.program.agents[int(self.tables.ops[self.execution.log.op[step], t.AGENT])]
         if isinstance(op, Fill):
-            return f"what rank {agent.rank} filled in"
+            return f"what rank {agent.rank} filled in" + (f" as version {op.source[1]}" if op.source else " as poison")
         return f"the value of call {agent.call} {op.phase or 'store'} from rank {agent.rank}"
 
     def _group(self, members: list[tuple[int, int, Fault]]) -> Wrong:

@@ -17,6 +17,7 @@ def waiting(execution: Execution) -> list[str]:
     blocked = list(_blocked(execution))
     waits_for = {agent.id: _writers_to_come(execution, agent, op) for agent, op in blocked}
     names = {agent.id: agent.name for agent in execution.tables.program.agents}
+    blocked.sort(key=lambda pair: pair[1].phase in ("launch", "host"))  # what waits inside a kernel comes first
     lines = [_line(execution, agent, op, waits_for[agent.id], names) for agent, op in blocked]
     cycle = _cycle(waits_for)
     if cycle:

@@ -768,7 +768,7 @@ def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_st
 @njit(nogil=True, cache=True, _nrt=False)
 def _runs(s, st, log, policy, seed, count, choices, change_points, early_timeout, max_steps, stop_on_wrong, totals):
     # One function that is compiled once: `run` and `batch` both call it.
-    length = len(s.ops)
+    length = max(len(s.ops), 1)
     outcome = np.int64(DONE)
     for k in range(seed, seed + count):
         if policy == PCT:

@@ -16,7 +16,7 @@ from lab.sim.explore import Engine
 from lab.sim.races import Execution, execute, find_races
 from lab.sim.verdict import Race
 
-Key = tuple[tuple[str, str], ...]
+Key = tuple[object, ...]
 _SEARCH = 256  # executions spent on a configuration before it counts as not failing
 
 
@@ -40,8 +40,12 @@ class Witness:
 
 
 def key_of(race: Race) -> Key:
-    """What makes two races of different configurations the same: the source lines and phases of both accesses."""
-    return tuple(sorted(((race.first.line, race.first.phase), (race.second.line, race.second.phase))))
+    """What makes two races of different configurations the same.
+
+    The source lines and phases of both accesses, and whether they belong to different ranks and to different calls.
+    """
+    lines = tuple(sorted(((race.first.line, race.first.phase), (race.second.line, race.second.phase))))
+    return lines, race.first.rank != race.second.rank, race.first.call != race.second.call
 
 
 def smallest_witness(protocol: Protocol, config: Config, memory: str, key: Key, seed: int = 0) -> Witness | None:
@@ -109,7 +113,7 @@ def _explained(tables: Tables, config: Config, memory: str, choices: np.ndarray,
     execution = execute(tables, memory, m.REPLAY, choices=choices)
     explainer = Explainer(execution)
     for _, _, fault in explainer.faults():
-        if explainer.line_pair(fault) == key:
+        if explainer.race_key(fault) == key:
             return Witness(config, choices, execution, explainer, fault)
     return None
 

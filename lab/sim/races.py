@@ -90,7 +90,7 @@ def clocks(execution: Execution, guards_only: bool = False) -> Clocks:
     joined, wanted = np.full(steps, -1, np.int32), np.zeros(steps, np.int64)
     program = tables.program
     agent_block = np.array([a.block if a.kind != "host" else -1 for a in program.agents], np.int64)
-    agent_call = np.array([a.call for a in program.agents], np.int64)
+    agent_call = np.array([a.sequence for a in program.agents], np.int64)
     _clocks(
         steps,
         tables.ops,
@@ -458,7 +458,14 @@ def _describe(tables: Tables, execution: Execution, pairs: np.ndarray) -> tuple[
         first, second = _in_order(tables, execution, pairs[index])
         op_a, op_b = (tables.op(int(execution.log.op[s])) for s in (first, second))
         agent_a, agent_b = (_agent(tables, execution, s) for s in (first, second))
-        key = (op_a.site, op_a.phase, op_b.site, op_b.phase, agent_a.rank == agent_b.rank, agent_b.call - agent_a.call)
+        key = (
+            op_a.site,
+            op_a.phase,
+            op_b.site,
+            op_b.phase,
+            agent_a.rank == agent_b.rank,
+            agent_b.sequence - agent_a.sequence,
+        )
         groups.setdefault(key, []).append((first, second, index))
     return tuple(_race(tables, execution, pairs[m[0][2]], m[0][0], m[0][1], len(m)) for m in groups.values())
 
@@ -471,8 +478,8 @@ def _in_order(tables: Tables, execution: Execution, pair: np.ndarray) -> tuple[i
     """The two steps, the one that should come first first: the earlier call; within a call, the write."""
     a, b = int(pair[0]), int(pair[1])
     one, two = _agent(tables, execution, a), _agent(tables, execution, b)
-    if one.call != two.call and "host" not in (one.kind, two.kind):
-        return (a, b) if one.call < two.call else (b, a)
+    if one.sequence != two.sequence and "host" not in (one.kind, two.kind):
+        return (a, b) if one.sequence < two.sequence else (b, a)
     if pair[4] and pair[5]:
         return a, b
     return (a, b) if pair[4] else (b, a)

@@ -127,7 +127,7 @@ def static(tables: t.Tables, memory: str = "weak") -> Static:
     device, block = [], []
     for agent in program.agents:
         alone = -1 - agent.id
-        key = (agent.rank, agent.call, agent.block)
+        key = (agent.rank, agent.sequence, agent.block)
         device.append(alone if agent.kind == "host" else agent.rank)
         block.append(alone if agent.kind == "host" else blocks.setdefault(key, len(blocks)))
     cached_waits = any(

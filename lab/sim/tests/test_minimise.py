@@ -39,7 +39,7 @@ def test_a_witness_repeats_and_shows_its_own_race():
         again = execute(pair.execution.tables, "sc", m.REPLAY, choices=pair.choices)
         assert again.state.counts[m.C_WRONG] == pair.execution.state.counts[m.C_WRONG] > 0
         assert key in {key_of(race) for race in find_races(pair.execution.tables).races}
-        assert pair.explainer.line_pair(pair.fault) == key
+        assert pair.explainer.race_key(pair.fault) == key
 
 
 def test_the_witness_of_a_seed_is_always_the_same():
