@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-import linecache
+import difflib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lab.gates import RUNS, V620, Rows, in_order
 from lab.plots.story import Story, story
 from lab.protocol.library import load
-from lab.protocol.program import Move, Program
 from lab.protocol.tables import compile_tables
 from lab.protocol.write import KIB, MIB, Config, Protocol
 from lab.sim.check import check
@@ -111,7 +111,6 @@ class Finding:
         races: What the race check reports at full size, at each of GATES.
         witness, story: A small failing execution, and the same told.
         line: The schedule line that repeats it.
-        before, after: The line of source that the repair changes, and what it becomes.
     """
 
     words: Words
@@ -119,8 +118,6 @@ class Finding:
     witness: Witness
     story: Story
     line: str
-    before: str
-    after: str
 
     def sentences(self) -> list[str]:
         """The defect in a few sentences: what is wrong in general, then this execution."""
@@ -160,7 +157,7 @@ def findings(seed: int = 0, progress: Progress = lambda text: None) -> tuple[Con
     Returns:
         The first configuration of the race check, and the findings.
     """
-    protocol, repaired = load(SEED), load(REPAIRED)
+    protocol = load(SEED)
     reports: dict[Key, list[tuple[Config, Race]]] = {}
     full = [protocol.config(world=4, calls=2, bytes=(gate,)) for gate in GATES]
     for config in full:
@@ -174,7 +171,7 @@ def findings(seed: int = 0, progress: Progress = lambda text: None) -> tuple[Con
         progress(f"smallest failing execution of {words.name}")
         witness = smallest_witness(protocol, small, "sc", key, seed)
         if witness is not None:
-            found.append(_finding(words, tuple(races), witness, protocol, repaired))
+            found.append(_finding(words, tuple(races), witness, protocol))
     return full[0], found
 
 
@@ -182,19 +179,13 @@ def _across_calls(race: Race) -> bool:
     return race.first.call != race.second.call
 
 
-def _finding(
-    words: Words, races: tuple[tuple[Config, Race], ...], witness: Witness, protocol: Protocol, repaired: Protocol
-) -> Finding:
-    program = witness.execution.tables.program
-    phase = races[0][1].first.phase
+def _finding(words: Words, races: tuple[tuple[Config, Race], ...], witness: Witness, protocol: Protocol) -> Finding:
     return Finding(
         words=words,
         races=races,
         witness=witness,
         story=story(witness.explainer, witness.fault),
         line=schedule_line(protocol, witness),
-        before=source_of(protocol, program, phase),
-        after=source_of(repaired, repaired.program(world=2, blocks=1, bytes=(512,)), phase),
     )
 
 
@@ -205,14 +196,13 @@ def schedule_line(protocol: Protocol, witness: Witness, memory: str = "sc") -> s
     return schedule.line(protocol.defaults)
 
 
-def source_of(protocol: Protocol, program: Program, phase: str) -> str:
-    """The protocol's own source line of the first operation of a phase that moves data."""
-    for agent in program.agents:
-        for op in agent.ops:
-            if op.phase == phase and isinstance(op, Move):
-                file = protocol.kernel.__code__.co_filename if op.site.called_at else op.site.file
-                return linecache.getline(file, op.site.called_at or op.site.line).strip()
-    return ""
+def repair_diff(seed: Protocol, repaired: Protocol) -> list[str]:
+    """All that the repaired protocol's text changes, as a unified diff: memory and kernel, without file headers."""
+    return list(difflib.unified_diff(_source(seed), _source(repaired), lineterm="", n=2))[2:]
+
+
+def _source(protocol: Protocol) -> list[str]:
+    return [line for part in (protocol.memory, protocol.kernel) for line in inspect.getsource(part).splitlines()]
 
 
 def repaired_verdict(full: Config, seed: int = 0) -> Verdict:

@@ -10,7 +10,20 @@ from lab.gates import H200_ONE_GPU, gate_tables
 from lab.plots.lanes import arrange
 from lab.plots.style import css_colours, inline_svg
 from lab.plots.timeline import save, timeline
-from lab.repro import GATE_CAPTION, GATE_WORDS, LEAD, LIMITS, TITLE, Finding, Report, described
+from lab.protocol.library import load
+from lab.repro import (
+    GATE_CAPTION,
+    GATE_WORDS,
+    LEAD,
+    LIMITS,
+    REPAIRED,
+    SEED,
+    TITLE,
+    Finding,
+    Report,
+    described,
+    repair_diff,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,6 +80,7 @@ def _context(report: Report, pictures: dict[str, Figure], seed: int) -> dict[str
         "findings": [_finding(finding) for finding in report.findings],
         "full": described(report.full) if report.full else "",
         "repaired": report.repaired,
+        "diff": [(_kind_of(line), line) for line in repair_diff(load(SEED), load(REPAIRED))],
         "limits": LIMITS,
         "presets": list(PRESETS.values()),
         "parameters": parameters,
@@ -74,6 +88,10 @@ def _context(report: Report, pictures: dict[str, Figure], seed: int) -> dict[str
         "seed": seed,
         "version": __version__,
     }
+
+
+def _kind_of(line: str) -> str:
+    return {"+": "plus", "-": "minus"}.get(line[:1], "")
 
 
 def _css(dark: bool) -> Any:
@@ -122,8 +140,6 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "steps": steps,
         "line": finding.line,
         "sizes": [(described(config), race.pairs) for config, race in finding.races],
-        "before": finding.before,
-        "after": finding.after,
     }
 
 

@@ -17,8 +17,9 @@ from lab.plots.page import render, write_page
 from lab.plots.story import TOO_EARLY, TOO_LATE, story
 from lab.plots.style import INKS, inline_svg
 from lab.plots.timeline import timeline
+from lab.protocol.library import load
 from lab.protocol.write import ACQUIRE, CACHED, RELEASE, SYSTEM, UNCACHED, protocol
-from lab.repro import Report, findings, repaired_verdict, reproduce
+from lab.repro import REPAIRED, SEED, Report, findings, repair_diff, repaired_verdict, reproduce
 from lab.sim.check import witnesses
 
 TASKS = [(64, "self_test", ("pcie_v620",)), (64, "isolated", ("pcie_v620", "h200")), (16, "self_test", ("pcie_v620",))]
@@ -73,9 +74,11 @@ def test_the_sentences_say_how_far_one_side_knows_the_other(report):
     assert all("ends up wrong" in finding.sentences()[-1] for finding in report.findings)
 
 
-def test_the_repair_is_one_line_each(report):
-    for finding in report.findings:
-        assert finding.before and finding.after and finding.before != finding.after
+def test_the_repair_is_shown_whole(report):
+    diff = repair_diff(load(SEED), load(REPAIRED))
+    added = "\n".join(line for line in diff if line.startswith("+"))
+    assert 'm.payload("gather"' in added, "the region that the repair needs is declared"
+    assert "gather[p, b.rank]" in added and "gather[p, j]" in added, "both the writer and the reader change"
     assert report.repaired.ok
 
 
