@@ -156,8 +156,9 @@ def test_an_unknown_name_comes_with_the_nearest():
     assert str(error).endswith("`lab list` shows all.")
 
 
-def test_nothing_near_means_no_guess():
-    assert str(UnknownNameError("protocol", "zzz", ["pull"])) == "unknown protocol: 'zzz'"
+def test_nothing_near_means_the_names_of_a_short_table_and_no_guess_from_a_long_one():
+    assert str(UnknownNameError("dtype", "zzz", ["fp16", "bf16"])) == "unknown dtype: 'zzz'\n  it is one of fp16, bf16"
+    assert str(UnknownNameError("protocol", "zzz", [f"p{n}" for n in range(50)])) == "unknown protocol: 'zzz'"
 
 
 def test_nearest_ignores_case():
