@@ -252,20 +252,9 @@ def _unsettle(st, agent):
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
-def _address(s, st, op, agent):
-    if s.ops[op, t.SELECT] < 0:
-        return np.int64(s.ops[op, t.ADDR])
-    chosen = words.operand(s.exprs, s.postfix, s.ops[op, t.SELECT], st.registers, agent)
-    kind = s.ops[op, t.KIND]
-    if kind == t.MOVE or kind == t.FILL or kind == t.EXPECT or kind == t.WAIT_STAMP:
-        return s.ops[op, t.ADDR] + chosen
-    return np.int64(s.addresses[s.ops[op, t.ADDR] + chosen])
-
-
-@njit(forceinline=True, cache=True, _nrt=False)
 def _word_wait_met(s, st, op, agent):
     value = words.operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
-    at = _address(s, st, op, agent)
+    at = words.address(s, st, op, agent)
     if s.ops[op, t.FN] != words.SUM_LE:
         return words.met(s.ops[op, t.FN], st.word[at], value)
     total = np.int64(0)
@@ -277,7 +266,7 @@ def _word_wait_met(s, st, op, agent):
 @njit(forceinline=True, cache=True, _nrt=False)
 def _stamps_met(s, st, op, agent):
     value = words.operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
-    row = _address(s, st, op, agent)
+    row = words.address(s, st, op, agent)
     first = s.sources[s.moves[row, t.M_SOURCES]]
     for k in range(first, first + s.moves[row, t.M_COUNT]):
         if not words.met(s.ops[op, t.FN], st.stamp[s.items[k]], value):
@@ -298,10 +287,10 @@ def _needs_drain(s, st, op, agent):
             return False
     if kind == t.RMW or kind == t.LOAD or kind == t.WAIT:
         # A read does not pass this agent's posted stores to the same destination.
-        rank = s.word_rank[_address(s, st, op, agent)]
+        rank = s.word_rank[words.address(s, st, op, agent)]
         return rank >= 0 and st.outstanding[agent, rank] > 0
     if kind == t.MOVE or kind == t.WAIT_STAMP:
-        row = _address(s, st, op, agent)
+        row = words.address(s, st, op, agent)
         if s.moves[row, t.M_COUNT]:
             for k in range(s.moves[row, t.M_SOURCES], s.moves[row, t.M_SOURCES] + s.moves[row, t.M_N_SOURCES]):
                 if st.outstanding[agent, s.cell_rank[s.items[s.sources[k]]]]:
@@ -345,7 +334,7 @@ def _settle(s, st, agent):
             st.status[agent] = _POLLING
             st.counts[C_POLLERS] += 1
         else:
-            at = _address(s, st, pc, agent)
+            at = words.address(s, st, pc, agent)
             st.status[agent] = _PARKED
             st.next_waiter[agent] = st.waiter[at]
             st.waiter[at] = agent
@@ -391,7 +380,7 @@ def _unpark(s, st, agent):
     if st.status[agent] == _POLLING:
         st.counts[C_POLLERS] -= 1
         return
-    at = _address(s, st, st.pc[agent], agent)
+    at = words.address(s, st, st.pc[agent], agent)
     if st.waiter[at] == agent:
         st.waiter[at] = st.next_waiter[agent]
         return
@@ -522,7 +511,7 @@ def _execute(s, st, log, agent, step):
     value = np.int64(0)
     seen = np.int32(-1)
     if kind != t.FENCE:
-        address = _address(s, st, pc, agent)
+        address = words.address(s, st, pc, agent)
     if kind == t.STORE:
         value = words.operand(s.exprs, s.postfix, s.ops[pc, t.VALUE], st.registers, agent)
         rank = s.word_rank[address]

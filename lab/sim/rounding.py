@@ -204,12 +204,12 @@ def _round(fmt, x, mode, out, nan, random_bits, seed, first, random, threads):
         raise LabError("the number of threads must be at least 1", value=threads)
     chunk = -(-words.size // (threads * loops.BLOCK)) * loops.BLOCK or 1
     if threads == 1 or words.size <= chunk:
-        convert(words, target, shift, 0)
+        convert(words, target, 0)
     else:
         with ThreadPoolExecutor(threads) as pool:
             list(
                 pool.map(
-                    lambda start: convert(words[start : start + chunk], target[start : start + chunk], shift, start),
+                    lambda start: convert(words[start : start + chunk], target[start : start + chunk], start),
                     range(0, words.size, chunk),
                 )
             )
@@ -220,15 +220,15 @@ def _round(fmt, x, mode, out, nan, random_bits, seed, first, random, threads):
 
 
 def _converter(fmt, mode, random_bits, seed, first, random, size) -> Callable:
-    """A function (words, target, shift, start) that rounds a contiguous piece which begins at element `start`."""
+    """A function (words, target, start) that rounds a contiguous piece which begins at element `start`."""
     if not mode.is_stochastic:
         if random_bits is not None or seed is not None or random is not None:
             raise LabError("this mode takes no random bits", value=mode.value, hint="use SR or SRC")
         run = loops.loop(fmt, mode)
 
-        def deterministic(words, target, shift, start):
+        def deterministic(words, target, start):
             block, lead, streaming = _staging(target)
-            run(words, target, shift, block, lead, streaming, *loops.NO_RANDOM)
+            run(words, target, block, lead, streaming, *loops.NO_RANDOM)
 
         return deterministic
 
@@ -250,8 +250,8 @@ def _converter(fmt, mode, random_bits, seed, first, random, size) -> Callable:
         numbers = numbers.astype(np.uint32, copy=False)
         run_given = loops.stochastic_given_loop(fmt)
 
-        def given(words, target, shift, start):
-            run_given(words, target, shift, numbers[start : start + words.size], lift, half)
+        def given(words, target, start):
+            run_given(words, target, numbers[start : start + words.size], lift, half)
 
         return given
 
@@ -260,11 +260,11 @@ def _converter(fmt, mode, random_bits, seed, first, random, size) -> Callable:
     mask = np.uint32((2**bits - 1) << int(lift))
     run_counted = loops.loop(fmt, RoundMode.Stochastic)
 
-    def counted(words, target, shift, start):
+    def counted(words, target, start):
         block, lead, streaming = _staging(target)
         for begin, end, low, key0, key1 in _counter_spans(words.size, seed, first + start):
             run_counted(
-                words[begin:end], target[begin:end], shift, block, lead, streaming and begin == 0,
+                words[begin:end], target[begin:end], block, lead, streaming and begin == 0,
                 low, key0, key1, mask, half,
             )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """The fast twin of `lab.sim.rounding_spec`: one short rule a mode and format, in one loop that Numba vectorises.
 
 A rule maps an fp32 word and a random integer (zero for deterministic modes) to a 16-bit code. The loop writes
-`code << shift`, so that shift 16 into uint32 gives bf16 values carried as fp32. It works in blocks that fit the
+the code, into uint32 shifted by 16, which gives bf16 values carried as fp32. It works in blocks that fit the
 first-level cache; a block of a large output then leaves the core by non-temporal stores, which do not read the
 output before writing it, while the input some way ahead is fetched. That is what brings it to the speed of a copy:
 6 bytes an element cross the bus, not 8, and reading does not wait for writing.
@@ -305,6 +305,19 @@ def random_words(first, key0, key1, out):
 # ---- the loop
 
 
+def _placed(code, array):
+    """Stand-in for the overload below: the code as an element of the array, shifted by 16 in a uint32 array."""
+    raise NotImplementedError("only in compiled code")
+
+
+@overload(_placed)
+def _placed_for_type(code, array):
+    # a shift known to the compiler: a variable one would widen each lane to 64 bits
+    if array.dtype == types.uint32:
+        return lambda code, array: U32(code << U32(16))
+    return lambda code, array: np.uint16(code)
+
+
 @intrinsic
 def _store_line(typing, to, to_byte, source, source_byte):
     """Copy one line with a non-temporal store; both addresses are multiples of LINE."""
@@ -348,9 +361,9 @@ def _fetch_line(typing, source, byte):
 def loop(fmt: str, mode: RoundMode) -> Callable:
     """The compiled loop of a mode; SRC has that of SR.
 
-    Its arguments: x (uint32[n], fp32 words), out (uint16[n] or uint32[n]), shift (uint32), block (scratch of out's
-    type: BLOCK elements, or STREAM_BLOCK and 64-byte aligned), lead (elements before out is aligned), streaming
-    (bool); and for SR: first (uint32, index of the first element), key0, key1 (uint32), mask (uint32: the top k of
+    Its arguments: x (uint32[n], fp32 words), out (uint16[n], or uint32[n] for codes shifted by 16), block (scratch
+    of out's type: BLOCK elements, or STREAM_BLOCK and 64-byte aligned), lead (elements before out is aligned),
+    streaming (bool); and for SR: first (uint32, index of the first element), key0, key1 (uint32), mask (uint32: the top k of
     the cut-off bits), half (uint32: half a random step there, or zero). See NO_RANDOM.
     """
     rule = _ORDER.index((fmt, mode))
@@ -359,7 +372,7 @@ def loop(fmt: str, mode: RoundMode) -> Callable:
 
     # One function on purpose: handing the arrays to another one would count references at every block.
     @njit(nogil=True, cache=True)
-    def convert(x, out, shift, block, lead, streaming, first, key0, key1, mask, half):
+    def convert(x, out, block, lead, streaming, first, key0, key1, mask, half):
         start = 0
         while start < x.size:
             size = min(lead if start < lead else block.size, x.size - start)
@@ -370,7 +383,7 @@ def loop(fmt: str, mode: RoundMode) -> Callable:
                 if by_chance:
                     word = random_word(U32(index + U32(i)), key0, key1)
                     random = U32(U32(U32(word >> drop) & mask) + half)
-                block[i] = U32(_apply(rule, source[i], random) << shift)
+                block[i] = _placed(_apply(rule, source[i], random), block)
             if streaming and size == block.size:
                 for byte in range(0, block.size * 4, LINE):
                     _fetch_line(x, start * 4 + byte + AHEAD)
@@ -391,13 +404,13 @@ NO_RANDOM = (U32(0),) * 5
 
 @cache
 def stochastic_given_loop(fmt: str) -> Callable:
-    """The compiled loop of SR and SRC with the caller's random integers: x, out, shift, random[n], lift, half."""
+    """The compiled loop of SR and SRC with the caller's random integers: x, out, random[n], lift, half."""
     rule = _ORDER.index((fmt, RoundMode.Stochastic))
 
     @njit(nogil=True, cache=True)
-    def convert(x, out, shift, random, lift, half):
+    def convert(x, out, random, lift, half):
         for i in range(x.size):
-            out[i] = U32(_apply(rule, x[i], U32(U32(U32(random[i]) << lift) + half)) << shift)
+            out[i] = _placed(_apply(rule, x[i], U32(U32(U32(random[i]) << lift) + half)), out)
 
     return convert
 

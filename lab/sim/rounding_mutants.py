@@ -86,9 +86,9 @@ class Mutant:
         rule = njit(self.rule)
 
         @njit(nogil=True)
-        def convert(x, out, shift, block, lead, streaming, first, key0, key1, mask, half):
+        def convert(x, out, block, lead, streaming, first, key0, key1, mask, half):
             for i in range(x.size):
-                out[i] = U32(rule(x[i]) << shift)
+                out[i] = rule(x[i])
 
         return convert
 

@@ -295,21 +295,10 @@ def _unsettle(st, agent):
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
-def _address(s, st, op, agent):
-    if s.ops[op, t.SELECT] < 0:
-        return np.int64(s.ops[op, t.ADDR])
-    chosen = words.operand(s.exprs, s.postfix, s.ops[op, t.SELECT], st.registers, agent)
-    kind = s.ops[op, t.KIND]
-    if kind == t.MOVE or kind == t.FILL or kind == t.EXPECT or kind == t.WAIT_STAMP:
-        return s.ops[op, t.ADDR] + chosen
-    return np.int64(s.addresses[s.ops[op, t.ADDR] + chosen])
-
-
-@njit(forceinline=True, cache=True, _nrt=False)
 def _wait_state(s, st, op, agent):
     """2: met by what the agent sees in the end; 1: met only by another message that it may read; 0: not met."""
     value = words.operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
-    at = _address(s, st, op, agent)
+    at = words.address(s, st, op, agent)
     scope, cond = s.ops[op, t.SYNC] >> 4, s.ops[op, t.FN]
     total, least = np.int64(0), np.int64(0)
     for k in range(at, at + s.ops[op, t.COUNT]):
@@ -344,7 +333,7 @@ def _wait_state(s, st, op, agent):
 def _stamps_state(s, st, op, agent):
     """As `_wait_state`, for packets. They are polled at system scope, whatever their memory."""
     value = words.operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
-    row = _address(s, st, op, agent)
+    row = words.address(s, st, op, agent)
     first, cond = s.sources[s.moves[row, t.M_SOURCES]], s.ops[op, t.FN]
     state = 2
     for k in range(first, first + s.moves[row, t.M_COUNT]):
@@ -408,7 +397,7 @@ def _settle(s, st, agent):
         st.status[agent] = _POLLING
         st.counts[C_POLLERS] += 1
     elif kind == t.WAIT:
-        at = _address(s, st, pc, agent)
+        at = words.address(s, st, pc, agent)
         st.status[agent] = _PARKED
         st.parked_at[agent] = at
         st.next_waiter[agent] = st.waiter[at]
@@ -584,7 +573,7 @@ def _valid(s, st, agent):
     kind = s.ops[op, t.KIND]
     if kind == t.FENCE:
         return 1
-    at = _address(s, st, op, agent)
+    at = words.address(s, st, op, agent)
     if kind == t.MOVE or kind == t.FILL or kind == t.EXPECT:
         found = h.payload_choices(s.moves, s.sources, s.items, st.cells, st.records, st.clock, st.cell_head, at, agent)
         return (1, 3, 5, 15)[found]
@@ -659,7 +648,7 @@ def _execute(s, st, log, agent, step, given, x, stale):
     choice = max(given, 0)
     other = given < 0 and m._below(x, 1 << 16) < stale
     if kind != t.FENCE:
-        address = _address(s, st, op, agent)
+        address = words.address(s, st, op, agent)
     if kind == t.LOAD or kind == t.STORE or kind == t.RMW or (kind == t.WAIT and s.ops[op, t.FN] != words.SUM_LE):
         mode = h.READ if kind == t.LOAD else h.MATCH if kind == t.WAIT else h.PLACE
         wanted = expected = np.int64(0)

@@ -118,3 +118,18 @@ def rmw(fn, old, value, expected):
     if fn == t.EXCHANGE:
         return value
     return value if old == expected else old
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def address(s, st, op, agent):
+    """The word, or the row of `moves`, that operation `op` means for `agent`: the selector's choice where there is one.
+
+    `s` and `st` are the static part and the state of any engine.
+    """
+    if s.ops[op, t.SELECT] < 0:
+        return np.int64(s.ops[op, t.ADDR])
+    chosen = operand(s.exprs, s.postfix, s.ops[op, t.SELECT], st.registers, agent)
+    kind = s.ops[op, t.KIND]
+    if kind == t.MOVE or kind == t.FILL or kind == t.EXPECT or kind == t.WAIT_STAMP:
+        return s.ops[op, t.ADDR] + chosen
+    return np.int64(s.addresses[s.ops[op, t.ADDR] + chosen])
