@@ -28,7 +28,7 @@ MEMORY_MODELS = ("sc", "posted", "weak")  # which module runs each: lab.sim.engi
 DONE, HANG, STEP_LIMIT, DIVERGED = range(4)
 # What picks the next step.
 RANDOM, REPLAY, RUN_ON, PCT, TOLERANT = range(5)
-_SYSTEM = int(Scope.SYSTEM)
+_DEVICE = int(Scope.DEVICE)
 _NO_MOVE, _ENABLED, _PARKED, _DRAINING, _POLLING, _FINISHED = range(6)
 _NEVER = 1 << 62
 
@@ -279,8 +279,9 @@ def _needs_drain(s, st, op, agent):
     """Whether `agent` may not execute `op` before earlier stores of its own are delivered (model posted)."""
     kind, sync = s.ops[op, t.KIND], s.ops[op, t.SYNC]
     if kind == t.FENCE or kind == t.STORE or kind == t.RMW:
-        if (sync & 2) and (sync >> 4) >= _SYSTEM:
-            # A system release is delivered after all earlier stores of this agent on every link (s_waitcnt before it).
+        if (sync & 2) and (sync >> 4) >= _DEVICE:
+            # A release at device or system scope comes after all earlier stores of its agent on every link (s_waitcnt
+            # before it): what another block of the rank then hands on by a system release includes them.
             for rank in range(s.world):
                 if st.outstanding[agent, rank]:
                     return True

@@ -37,6 +37,7 @@ from numba import njit
 
 from lab.errors import LabError
 from lab.protocol import tables as t
+from lab.protocol.program import Scope
 from lab.protocol.tables import Tables
 from lab.sim import machine as m
 from lab.sim import races, words
@@ -272,8 +273,8 @@ class _Order:
 def _must_order(tables: Tables, execution: Execution, events: _Events) -> _Order:
     n = len(events.op)
     wanted = races.clocks(execution, guards_only=True).wanted
-    system_release = (tables.ops[events.op, t.SYNC] & 2 > 0) & (tables.ops[events.op, t.SYNC] >> 4 >= 3)
-    drains = np.isin(events.kind, (FENCE, STORE, ADD, RMW)) & system_release
+    releases = (tables.ops[events.op, t.SYNC] & 2 > 0) & (tables.ops[events.op, t.SYNC] >> 4 >= int(Scope.DEVICE))
+    drains = np.isin(events.kind, (FENCE, STORE, ADD, RMW)) & releases
     word_rank = execution.static.word_rank[np.maximum(events.word, 0)]
     drains_one = np.where(np.isin(events.kind, (ADD, RMW, LOAD, WAIT)), word_rank, -1).astype(np.int32)
     rows, time, needed_at, needed, met_by = _must_order_loop(

@@ -71,18 +71,7 @@ HANDED_ON = (
 )
 
 
-@pytest.mark.parametrize(
-    "memory",
-    [
-        pytest.param(
-            "posted",
-            marks=pytest.mark.xfail(
-                strict=True, reason="posted: a system release does not wait for stores handed over at device scope"
-            ),
-        ),
-        "weak",
-    ],
-)
+@pytest.mark.parametrize("memory", ["posted", "weak"])
 def test_what_one_block_hands_to_another_is_released_with_it(memory):
     """Block 0 stores to rank 1 and tells block 1 at device scope; block 1 tells rank 2, which reads what rank 1 got."""
     assert check_models(HANDED_ON, {"D": 1, "E": 0, "x": 0, "y": 2, "z": 0}, memory, 60)
