@@ -295,11 +295,10 @@ def _staging(target):
     """A block for the loop, how many elements come before `target` is aligned to a line, and whether to stream."""
     if target.nbytes < STREAM_BYTES:
         return np.empty(loops.BLOCK, target.dtype), 0, False
-    size = loops.STREAM_BLOCK * target.itemsize
-    raw = np.empty(size + loops.LINE, np.uint8)
+    raw = np.empty(loops.STREAM_BLOCK + loops.LINE, np.uint8)
     skip = -raw.ctypes.data % loops.LINE
     lead = -target.ctypes.data % loops.LINE // target.itemsize
-    return raw[skip : skip + size].view(target.dtype), lead, True
+    return raw[skip : skip + loops.STREAM_BLOCK].view(target.dtype), lead, True
 
 
 def _patch_nan(fmt, words, target, shift, mode, nan):

@@ -136,8 +136,9 @@ class Pieces:
 @njit(error_model="numpy")
 def _low_half(word):
     low = np.uint32(word % np.uint32(65536))
-    cut_nan = (word // np.uint32(8388608)) % np.uint32(256) == np.uint32(255) and low != np.uint32(0)
-    return np.uint32(low + (np.uint32(1) - low % np.uint32(2) if cut_nan else np.uint32(0)))
+    exponent = np.uint32(np.uint32(word // np.uint32(8388608)) % np.uint32(256))
+    even = np.uint32(np.uint32(1) - np.uint32(low % np.uint32(2)))
+    return np.uint32(low + (even if exponent == np.uint32(255) and low != np.uint32(0) else np.uint32(0)))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
