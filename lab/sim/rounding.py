@@ -227,7 +227,7 @@ def _converter(fmt, mode, random_bits, seed, first, random, size) -> Callable:
         run = loops.loop(fmt, mode)
 
         def deterministic(words, target, start):
-            block, lead, streaming = _staging(target)
+            block, lead, streaming = _staging(target, loops.STREAM_BLOCK)
             run(words, target, block, lead, streaming, *loops.NO_RANDOM)
 
         return deterministic
@@ -261,7 +261,7 @@ def _converter(fmt, mode, random_bits, seed, first, random, size) -> Callable:
     run_counted = loops.loop(fmt, RoundMode.Stochastic)
 
     def counted(words, target, start):
-        block, lead, streaming = _staging(target)
+        block, lead, streaming = _staging(target, loops.STREAM_BLOCK_RANDOM)
         for begin, end, low, key0, key1 in _counter_spans(words.size, seed, first + start):
             run_counted(
                 words[begin:end], target[begin:end], block, lead, streaming and begin == 0,
@@ -291,14 +291,14 @@ def _counter_spans(count, seed, first):
         start = stop
 
 
-def _staging(target):
+def _staging(target, stream_block):
     """A block for the loop, how many elements come before `target` is aligned to a line, and whether to stream."""
     if target.nbytes < STREAM_BYTES:
         return np.empty(loops.BLOCK, target.dtype), 0, False
-    raw = np.empty(loops.STREAM_BLOCK + loops.LINE, np.uint8)
+    raw = np.empty(stream_block + loops.LINE, np.uint8)
     skip = -raw.ctypes.data % loops.LINE
     lead = -target.ctypes.data % loops.LINE // target.itemsize
-    return raw[skip : skip + loops.STREAM_BLOCK].view(target.dtype), lead, True
+    return raw[skip : skip + stream_block].view(target.dtype), lead, True
 
 
 def _patch_nan(fmt, words, target, shift, mode, nan):

@@ -31,6 +31,7 @@ ONE = U32(1)
 
 BLOCK = 1024  # elements, where the output stays in the caches
 STREAM_BLOCK = 256  # bytes of output, where it does not: longer bursts of stores make reading wait
+STREAM_BLOCK_RANDOM = 512  # the same for SR, whose constants take longer to load at each block
 AHEAD = 10 << 10  # bytes of input to fetch ahead when streaming; without, it is some 20 % slower
 CUT_BITS = {
     "bf16": 16,
@@ -363,8 +364,8 @@ def loop(fmt: str, mode: RoundMode) -> Callable:
 
     Its arguments: x (uint32[n], fp32 words), out (uint16[n], or uint32[n] for codes shifted by 16), block (scratch
     of out's type: BLOCK elements, or STREAM_BLOCK bytes and 64-byte aligned), lead (elements before out is aligned),
-    streaming (bool); and for SR: first (uint32, index of the first element), key0, key1 (uint32), mask (uint32: the top k of
-    the cut-off bits), half (uint32: half a random step there, or zero). See NO_RANDOM.
+    streaming (bool); and for SR: first (uint32, index of the first element), key0, key1 (uint32), mask (uint32: the
+    top k of the cut-off bits), half (uint32: half a random step there, or zero). See NO_RANDOM.
     """
     rule = _ORDER.index((fmt, mode))
     by_chance = mode.is_stochastic

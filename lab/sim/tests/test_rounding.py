@@ -241,7 +241,7 @@ def test_overlapping_output_is_right():
 
 @pytest.mark.parametrize("skew", [0, 1, 31])
 def test_streaming_stores_change_nothing(skew, monkeypatch):
-    size = loops.STREAM_BLOCK * 9 + 77
+    size = loops.STREAM_BLOCK_RANDOM * 9 + 77
     x = np.tile(adversarial(1000), 8)[:size]
     expected = [to_bf16(x, "RTO"), to_bf16(x, "SR", seed=1)]
     monkeypatch.setattr(r, "STREAM_BYTES", 0)
