@@ -1,4 +1,4 @@
-"""`lab mutate` and `lab slack`: what a protocol needs, and what it could do without."""
+"""`lab mutate`: what a protocol needs, and with --slack what it could do without."""
 
 from __future__ import annotations
 
