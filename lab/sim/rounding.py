@@ -294,7 +294,8 @@ def _counter_spans(count, seed, first):
 def _staging(target, stream_block):
     """A block for the loop, how many elements come before `target` is aligned to a line, and whether to stream."""
     if target.nbytes < STREAM_BYTES:
-        return np.empty(loops.BLOCK, target.dtype), 0, False
+        # float32 may be the input itself: without a block the compiler's check for overlap would pick its slow loop
+        return np.empty(loops.BLOCK if target.dtype == np.uint32 else 0, target.dtype), 0, False
     raw = np.empty(stream_block + loops.LINE, np.uint8)
     skip = -raw.ctypes.data % loops.LINE
     lead = -target.ctypes.data % loops.LINE // target.itemsize

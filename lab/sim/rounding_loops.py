@@ -363,9 +363,10 @@ def loop(fmt: str, mode: RoundMode) -> Callable:
     """The compiled loop of a mode; SRC has that of SR.
 
     Its arguments: x (uint32[n], fp32 words), out (uint16[n], or uint32[n] for codes shifted by 16), block (scratch
-    of out's type: BLOCK elements, or STREAM_BLOCK bytes and 64-byte aligned), lead (elements before out is aligned),
-    streaming (bool); and for SR: first (uint32, index of the first element), key0, key1 (uint32), mask (uint32: the
-    top k of the cut-off bits), half (uint32: half a random step there, or zero). See NO_RANDOM.
+    of out's type: BLOCK elements; or STREAM_BLOCK bytes, 64-byte aligned; or none, to write to out at once), lead
+    (elements before out is aligned; else 0), streaming (bool); and for SR: first (uint32, index of the first
+    element), key0, key1 (uint32), mask (uint32: the top k of the cut-off bits), half (uint32: half a random step
+    there, or zero). See NO_RANDOM.
     """
     rule = _ORDER.index((fmt, mode))
     by_chance = mode.is_stochastic
@@ -375,8 +376,11 @@ def loop(fmt: str, mode: RoundMode) -> Callable:
     @njit(nogil=True, cache=True)
     def convert(x, out, block, lead, streaming, first, key0, key1, mask, half):
         start = 0
+        staged = block.size > 0
+        stage = block if staged else out
+        usual = block.size if staged else x.size
         while start < x.size:
-            size = min(lead if start < lead else block.size, x.size - start)
+            size = min(lead if start < lead else usual, x.size - start)
             source = x[start : start + size]
             index = U32(first + U32(start))
             for i in range(source.size):
@@ -384,13 +388,13 @@ def loop(fmt: str, mode: RoundMode) -> Callable:
                 if by_chance:
                     word = random_word(U32(index + U32(i)), key0, key1)
                     random = U32(U32(U32(word >> drop) & mask) + half)
-                block[i] = _placed(_apply(rule, source[i], random), block)
+                stage[i] = _placed(_apply(rule, source[i], random), stage)
             if streaming and size == block.size:
                 for byte in range(0, block.size * 4, LINE):
                     _fetch_line(x, start * 4 + byte + AHEAD)
                 for byte in range(0, block.nbytes, LINE):
                     _store_line(out, start * out.itemsize + byte, block, byte)
-            else:
+            elif staged:
                 target = out[start : start + size]
                 for i in range(target.size):
                     target[i] = block[i]

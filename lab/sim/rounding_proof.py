@@ -296,9 +296,10 @@ def compare(
 def loop_converter(fmt: str, mode: RoundMode, make_loop: Callable = loops.loop) -> Convert:
     """The compiled loop of a mode as a Convert."""
     run = make_loop(fmt, mode)
+    no_block = np.empty(0, np.uint16)
 
     def convert(words, codes):
-        run(words, codes, np.empty(loops.BLOCK, np.uint16), 0, False, *loops.NO_RANDOM)
+        run(words, codes, no_block, 0, False, *loops.NO_RANDOM)
 
     return convert
 

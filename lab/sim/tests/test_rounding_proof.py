@@ -7,7 +7,7 @@ from numba import njit
 from lab.sim import rounding_loops as loops
 from lab.sim import rounding_proof as proof
 from lab.sim import rounding_spec as spec
-from lab.sim.rounding import RoundMode, lift_and_half
+from lab.sim.rounding import RoundMode, _staging, lift_and_half
 from lab.sim.rounding_modes import NanRule
 
 ONE_BINADE = [(0x3F800000, 0x40000000)]
@@ -25,6 +25,25 @@ def test_every_deterministic_mode_on_all_inputs():
     proofs = proof.prove_modes()
     assert len(proofs) == 2 * 7 + 3
     assert [line for line in proofs if line.mismatches or line.inputs != 2**32] == []
+
+
+@pytest.mark.parametrize(("fmt", "mode"), list(loops.RULES), ids=str)
+def test_blocks_and_streaming_give_the_proved_codes(fmt, mode):
+    # the proof has the loop write to its output at once; blocks and non-temporal stores must change no code
+    table = proof.pieces(proof.FORMATS[fmt], mode if mode in proof.DETERMINISTIC_MODES else RoundMode.TiesToEven)
+    words = np.concatenate([np.arange(0, 2**32, 1021, dtype=np.uint32), table.starts, table.starts - np.uint32(1)])
+    how = tuple(np.uint32(n) for n in (0, 1, 2, 0x1FFF, 0)) if mode.is_stochastic else loops.NO_RANDOM
+    run = loops.loop(fmt, mode)
+    expected = np.empty(words.size, np.uint16)
+    run(words, expected, np.empty(0, np.uint16), 0, False, *how)
+    for dtype, shift in ((np.uint16, 0), (np.uint32, 16)):
+        for stream in (loops.STREAM_BLOCK, loops.STREAM_BLOCK_RANDOM, None):
+            codes = np.empty(words.size, dtype)
+            if stream is None:
+                run(words, codes, np.empty(loops.BLOCK, dtype), 0, False, *how)
+            else:
+                run(words, codes, *_staging(codes, stream), *how)
+            assert np.array_equal(codes >> dtype(shift), expected)
 
 
 def test_every_nan_rule_on_all_nan_inputs():
