@@ -12,7 +12,7 @@ from lab.protocol.expr import Expr, enumerate_index, word
 from lab.protocol.layout import Buffer, View
 from lab.protocol.memory import Owned
 from lab.protocol.program import Barrier, Cache, Mapping, Move, Rmw, WaitStamp
-from lab.protocol.record import Recorder, Verbs, condition, span_of
+from lab.protocol.record import Recorder, Verbs, check_bound, condition, span_of
 
 if TYPE_CHECKING:
     from lab.protocol.build import Builder
@@ -135,6 +135,10 @@ class Block(Verbs):
     ) -> None:
         """Sum this agent's share of `sources`, in the order given, in fp32, and write it to `dst` rounded once."""
         spans, target = tuple(span_of(source) for source in sources), span_of(dst)
+        if not spans:
+            raise ProtocolError("there is nothing to reduce: the list of sources is empty", site=user_site())
+        if not isinstance(vector, int):
+            raise ProtocolError("a vector is a whole number of elements", value=vector, site=user_site())
         for span in spans:
             if span.length != target.length:
                 raise ProtocolError(
@@ -159,6 +163,7 @@ class Block(Verbs):
         on_timeout: Callable[[], None] | None = None,
     ) -> None:
         """Poll this agent's share of a span of packets until every stamp meets the condition."""
+        check_bound(bound, None, on_timeout)
         self._emit(
             WaitStamp,
             span=span_of(span),

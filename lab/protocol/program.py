@@ -294,7 +294,8 @@ class Wait(Op):
 
     def describe(self) -> str:
         """See `Op.describe`."""
-        return f"wait {self.word} {self.cond.symbol} {self.value} {_at(self.order, self.scope)}"
+        limit = f", at most {self.bound} polls" if self.bound else f", at most {self.seconds} s" if self.seconds else ""
+        return f"wait {self.word} {self.cond.symbol} {self.value} {_at(self.order, self.scope)}{limit}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -164,6 +164,8 @@ class Verbs:
         """Read-modify-write a word; returns the old value. `fn`: add, sub, max, or, exchange, cas."""
         if fn not in RMW_FUNCTIONS:
             raise ProtocolError(f"unknown read-modify-write; use one of {RMW_FUNCTIONS}", value=fn, site=user_site())
+        if (fn == "cas") != (expected is not None):
+            raise ProtocolError("only cas compares: it, and nothing else, takes `expected`", value=fn, site=user_site())
         dst = self._register(None)
         want = None if expected is None else word(expected)
         self._emit(
@@ -192,10 +194,11 @@ class Verbs:
     ) -> None:
         """Poll a word until `word cond value`; cond is one of ==, !=, >=, >=s (signed), >=mod (modulo 2**32), sum<=.
 
-        After `bound` polls, or `seconds`, without success it runs `on_timeout`, which records what the agent does then
-        (and usually `ret()`s). Polls take no known time: their bound may be reached while the other side is only
+        After `bound` polls, or `seconds`, without success it runs `on_timeout`, which records what the agent does then;
+        after it the agent returns. Polls take no known time: their bound may be reached while the other side is only
         late; `seconds` are taken to be longer than any delay, so that they pass only when nothing else can happen.
         """
+        check_bound(bound, seconds, on_timeout)
         self._emit(
             Wait,
             word=word_ref(at),
@@ -248,6 +251,29 @@ class Verbs:
             return
         self._emit(Branch, cond=None, target=self._recorder.end)
         self._recorder.returned = True
+
+
+def check_bound(bound: int | None, seconds: float | None, on_timeout: Callable[[], None] | None) -> None:
+    """Refuse a bound without a handler, a handler without a bound, and bounds that are none.
+
+    Raises:
+        ProtocolError: The message begins with the user's line.
+    """
+    limits = [limit for limit in (bound, seconds) if limit is not None]
+    if any(limit <= 0 for limit in limits):
+        raise ProtocolError(
+            "a wait gives up after a positive number of polls or seconds", value=limits, site=user_site()
+        )
+    if bool(limits) != (on_timeout is not None):
+        raise ProtocolError(
+            "a wait with a bound says with `on_timeout` what happens then, and only such a wait does",
+            site=user_site(),
+            hint="on_timeout=b.ret returns; without a bound the wait is for ever",
+        )
+    if on_timeout is not None and not callable(on_timeout):
+        raise ProtocolError(
+            "`on_timeout` is a function that records what happens then", value=on_timeout, site=user_site()
+        )
 
 
 RMW_FUNCTIONS = ("add", "sub", "max", "or", "exchange", "cas")

@@ -91,7 +91,7 @@ def check(
     small = _smallest(protocol, config, memory, races, seed, found) if minimise and not found.stopped else []
     raced = 1 if why_not is None else _RACE_CHECKED + 1
     everywhere = why_not is None and not races and holds_under_every_model(report.execution)
-    covered = proof(program, memory, why_not, everywhere, raced, found, searched)
+    covered = proof(program, memory, why_not, bool(races), everywhere, raced, found, searched)
     return _verdict(protocol, config, program, memory, races, found, failing, small, covered)
 
 
@@ -184,7 +184,7 @@ def _verdict(
         executions=found.executions,
         failing=found.failing,
         proof=covered,
-        notes=tuple(_notes(protocol, config, program, memory, races, small)),
+        notes=tuple(_notes(protocol, config, program, memory, races, small, bool(wrong))),
         interrupted=found.stopped == INTERRUPTED,
     )
 
@@ -201,10 +201,12 @@ def _notes(
     memory: str,
     races: tuple[Race, ...],
     small: list[tuple[Race, Witness]],
+    failed: bool,
 ) -> Iterator[str]:
     """What each race does to values, and what this check cannot have seen."""
     for number, (race, pair) in enumerate(_paired(races, small), 1):
-        yield f"race {number} ({race.first.phase} / {race.second.phase}): {_witness_note(protocol, memory, pair)}"
+        phases = f" ({race.first.phase} / {race.second.phase})" if race.first.phase or race.second.phase else ""
+        yield f"race {number}{phases}: {_witness_note(protocol, memory, pair, failed)}"
     if config.calls == 1 and len(list(_launches(program))) <= program.world:
         yield "one call only: whether the next call reuses a buffer too early was not looked at (--calls 3)"
     if not any(isinstance(op, Expect) for agent in program.agents for op in agent.ops):
@@ -218,7 +220,9 @@ def _launches(program: Program) -> Iterator[tuple[int, int]]:
     return iter({(agent.rank, agent.call) for agent in program.agents if agent.kind in ("block", "wave")})
 
 
-def _witness_note(protocol: Protocol, memory: str, pair: Witness | None) -> str:
+def _witness_note(protocol: Protocol, memory: str, pair: Witness | None, failed: bool) -> str:
+    if pair is None and failed:
+        return "no schedule tried made a value wrong by the order of this pair alone"
     if pair is None:
         weaker = "" if memory == "weak" else "; --memory weak may show one"
         return f"no schedule tried made a value wrong because of it (benign so far{weaker})"

@@ -108,7 +108,7 @@ class _Word:
             if isinstance(op, (Store, Rmw)) and not all(self._commute(step, op, w) for w in loose):
                 yield f"{op.word} is written by several agents that nothing orders ({op.site})"
             if isinstance(op, Wait) and self._unstable(step, op, loose):
-                yield f"{op.word} may stop meeting a wait before the waiter looks ({op.site})"
+                yield f"which writes of {op.word} meet a wait, and still do when it looks, is open ({op.site})"
 
     def _op(self, step: int) -> Op:
         return self._tables.op(int(self._log.op[step]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lab.protocol.program import Program
+from lab.protocol.program import Program, Wait
 from lab.sim.explore import Exploration
 from lab.sim.search import SearchResult
 
@@ -13,6 +13,7 @@ def proof(
     program: Program,
     memory: str,
     why_not: str | None,
+    racy: bool,
     everywhere: bool,
     raced: int,
     found: Exploration,
@@ -24,6 +25,7 @@ def proof(
         program: What was checked.
         memory: The memory model of exploration and search.
         why_not: Why one execution does not stand for every schedule; None: it does.
+        racy: Whether races were found.
         everywhere: Whether the program is free of races by releases and acquires alone.
         raced: Executions that were checked for races.
         found: What was explored.
@@ -38,8 +40,9 @@ def proof(
     if searched is not None:
         covered.append(f"search: {searched.covered}")
     if why_not is None:
+        stands = "so its races are those of every schedule" if racy else "so it stands for every schedule"
         strong = ", and for every memory model that keeps release and acquire" if everywhere else " under sc"
-        covered.append(f"the program is determinate, so this one execution stands for every schedule{strong}")
+        covered.append(f"the program is determinate, {stands}{strong}")
     else:
         covered.append(f"one execution does not stand for all: {why_not}")
     return f"{'; '.join(covered)}; not covered: {'; '.join(_limits(program, why_not, searched))}"
@@ -50,4 +53,6 @@ def _limits(program: Program, why_not: str | None, searched: SearchResult | None
         yield "schedules that were not explored"
     if all(agent.kind != "wave" for agent in program.agents):
         yield "order between the threads of a block (a block is one agent here; --waves splits it)"
+    if any(isinstance(op, Wait) and op.bound for agent in program.agents for op in agent.ops):
+        yield "waits bounded in polls that give up while others could still move (--early-timeout)"
     yield "other sizes, ranks, grids and numbers of calls than those given"

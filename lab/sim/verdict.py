@@ -22,7 +22,8 @@ class Access:
     agent: str
 
     def __str__(self) -> str:
-        return f"{self.agent}, op {self.op} [{self.phase}] {self.text} ({self.line})"
+        phase = f" [{self.phase}]" if self.phase else ""
+        return f"{self.agent}, op {self.op}{phase} {self.text} ({self.line})"
 
 
 def access_of(tables: Tables, row: int, kind: str) -> Access:
