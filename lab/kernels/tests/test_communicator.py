@@ -1,6 +1,9 @@
 """Votes and the fallback, on a machine without a GPU: two processes, gloo."""
 
+import gc
+import os
 import socket
+import sys
 
 import pytest
 
@@ -14,10 +17,14 @@ def _process(rank: int, job, port: int) -> None:
     import torch.distributed as dist
 
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    try:
-        job(rank, dist.group.WORLD)
-    finally:
-        dist.destroy_process_group()
+    job(rank, dist.group.WORLD)
+    dist.barrier()  # neither rank tears its connections down while the other still uses them
+    dist.destroy_process_group()
+    gc.collect()
+    # Gloo's threads may outlive the group; leaving without the interpreter's own teardown keeps them from aborting it.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def spawn(job) -> None:
@@ -72,6 +79,7 @@ def _disagree(rank, group):
     module._describe = lambda device: ("nvidia", "sm_90")
     reducer = AllReduce(group, torch.device("cpu"), max_bytes=(1 << 16) + rank)
     assert "disagree" in reducer.disabled
+    reducer.close()
 
 
 def _both(rank, group):
