@@ -48,7 +48,6 @@ class Recorder:
     end: Label = field(default_factory=Label)
     deferred: list[tuple[Label, Callable[[], None], str]] = field(default_factory=list)
     returned: bool = False
-    depth: int = 0
     muted: int = 0
 
     def emit(self, kind: type[Op], **fields: object) -> None:
@@ -111,14 +110,12 @@ class When:
             return
         self._skip = Label()
         self._recorder.emit(Branch, cond=self._cond, target=self._skip)
-        self._recorder.depth += 1
 
     def __exit__(self, *_: object) -> None:
         if self._muted is not None:
             self._muted.muted -= 1
         if self._recorder is None:
             return
-        self._recorder.depth -= 1
         self._recorder.returned = False
         self._recorder.place(self._skip)
 

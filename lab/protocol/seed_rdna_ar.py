@@ -1,4 +1,4 @@
-"""The seed: the rdna_ar all-reduce as it is, defects included. See `docs/seed.md` for the facts it is modelled on.
+"""The seed: the rdna_ar all-reduce as it is, defects included.
 
 Staging is one uncached allocation a rank, `parity x source rank` slots of the gate's size. Rank s writes slot (p, s) on
 every peer, then its flag in the peer's flag page: row 0 after the scatter, row 1 after the allgather. Flags are
