@@ -46,6 +46,9 @@ def command(
     early_timeout: Annotated[
         float, typer.Option(help="Probability that a bounded wait gives up although others could move.", min=0, max=1)
     ] = 0.0,
+    pct_depth: Annotated[
+        int, typer.Option(help="pct: orders between steps that a failure may take; 1 is priorities alone.", min=1)
+    ] = 3,
     seed: Annotated[int, typer.Option(help="Seed of the schedulers.", min=0, max=2**62)] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
     listing: Annotated[
@@ -86,6 +89,7 @@ def command(
         seed=seed,
         deadline=deadline,
         early_timeout=early_timeout,
+        pct_depth=pct_depth,
         limit_states=states,
         memory_limit=None if memory_limit is None else size(memory_limit),
         checkpoint=checkpoint,

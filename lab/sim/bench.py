@@ -147,8 +147,10 @@ def _scheduled(name: str, tables: Tables, memory: str, seconds: float) -> list[R
             rows.append(Row(f"{engine} {shown}", name, memory, rate * straight.steps, rate, limit=limit))
     engine = Engine(tables, memory)
     for scheduler in ("random", "pct"):
-        rate = _schedule_rate(lambda k, n, s=scheduler: engine.batch(s, k, n), 16 * straight.steps, seconds / 4)
-        shown = scheduler if scheduler == "random" else "pct3"
+        rate = _schedule_rate(
+            lambda k, n, s=scheduler: engine.batch(s, k, n, pct_depth=_PCT_DEPTH), 16 * straight.steps, seconds / 4
+        )
+        shown = scheduler if scheduler == "random" else f"pct{_PCT_DEPTH}"
         rows.append(
             Row(f"machine {shown}", name, memory, rate * straight.steps, rate, limit="one choice, one dispatch a step")
         )
@@ -187,10 +189,10 @@ def _machine_row(name: str, tables: Tables, memory: str, scheduler: str, seconds
     runs, ops = 0, 0
     started = time.thread_time()
     while (spent := time.thread_time() - started) < seconds / 2:
-        totals = engine.batch(scheduler, runs, 16)
+        totals = engine.batch(scheduler, runs, 16, pct_depth=_PCT_DEPTH)
         runs += int(totals[m.T_RUNS])
         ops += int(totals[m.T_OPS])
-    shown = scheduler if scheduler == "random" else "pct3"
+    shown = scheduler if scheduler == "random" else f"pct{_PCT_DEPTH}"
     limit = _limit(ops / spent, _cells(tables) * runs / spent, len(tables.cell_start) * runs / spent)
     return Row(f"machine {shown}", name, memory, ops / spent, runs / spent, limit=limit)
 

@@ -36,6 +36,7 @@ def check(
     seed: int = 0,
     deadline: float | None = None,
     early_timeout: float = 0.0,
+    pct_depth: int = m.PCT_DEPTH,
     minimise: bool = True,
     limit_states: int | None = None,
     memory_limit: int | None = None,
@@ -53,6 +54,7 @@ def check(
         seed: First seed.
         deadline: Seconds of exploration, and of search, at most; None: no limit.
         early_timeout: Probability, at each step, that a bounded wait gives up although others could move.
+        pct_depth: Of the scheduler pct: it finds what takes so many orders between steps (Burckhardt et al. 2010).
         minimise: Look for a small witness.
         limit_states: States after which the search stops.
         memory_limit: Bytes that the states may take.
@@ -76,7 +78,8 @@ def check(
     explorers = tuple(name for name in schedulers if name != EXHAUSTIVE)
     found, searched = Exploration(), None
     if explorers:
-        found = explore(Engine(tables, memory), explorers, executions, seed, deadline, early_timeout, progress)
+        engine = Engine(tables, memory)
+        found = explore(engine, explorers, executions, seed, deadline, early_timeout, progress, pct_depth)
     if EXHAUSTIVE in schedulers and found.stopped != INTERRUPTED:
         searched = search(
             tables,

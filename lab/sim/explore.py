@@ -55,16 +55,20 @@ class Engine:
         self.state = self._runner.new_state(self.static, tables.registers)
         self._silent, self._choices = m.new_log(self.static, m.LEVEL_NONE), m.new_log(self.static, m.LEVEL_CHOICES)
 
-    def batch(self, scheduler: str, seed: int, count: int, early_timeout: int = 0) -> np.ndarray:
+    def batch(
+        self, scheduler: str, seed: int, count: int, early_timeout: int = 0, pct_depth: int = m.PCT_DEPTH
+    ) -> np.ndarray:
         """Run seeds `seed`, `seed + 1`, ...; returns totals, indexed by `machine.T_*`."""
-        run = self._runner.batch
-        return run(self.static, self.state, self._silent, SCHEDULERS[scheduler], seed, count, early_timeout, False)
+        return self._run(self._silent, scheduler, seed, count, early_timeout, pct_depth)
 
-    def choices(self, scheduler: str, seed: int, early_timeout: int = 0) -> np.ndarray:
+    def choices(self, scheduler: str, seed: int, early_timeout: int = 0, pct_depth: int = m.PCT_DEPTH) -> np.ndarray:
         """The choices that a scheduler made under a seed."""
-        run = self._runner.batch
-        run(self.static, self.state, self._choices, SCHEDULERS[scheduler], seed, 1, early_timeout, False)
+        self._run(self._choices, scheduler, seed, 1, early_timeout, pct_depth)
         return self._choices.choice[: self.state.counts[m.C_STEPS]].copy()
+
+    def _run(self, log: m.Log, scheduler: str, seed: int, count: int, early_timeout: int, pct_depth: int) -> np.ndarray:
+        policy = SCHEDULERS[scheduler]
+        return self._runner.batch(self.static, self.state, log, policy, seed, count, early_timeout, False, pct_depth)
 
     def follow(
         self, choices: np.ndarray, policy: int = m.TOLERANT, max_steps: int | None = None
@@ -96,6 +100,7 @@ def explore(
     deadline: float | None = None,
     early_timeout: float = 0.0,
     progress: Callable[[Exploration], None] | None = None,
+    pct_depth: int = m.PCT_DEPTH,
 ) -> Exploration:
     """Run `executions` executions, shared evenly between `schedulers`; Ctrl-C ends it and keeps what was found.
 
@@ -107,6 +112,10 @@ def explore(
         deadline: Seconds after which it stops; None: no limit.
         early_timeout: Probability, at each step, that a bounded wait gives up although others could move.
         progress: Called after each batch.
+        pct_depth: Of PCT, one more than its changes of priority (see `machine.run`).
+
+    Raises:
+        LabError: There is no such scheduler or depth.
     """
     for name in schedulers:
         if name not in SCHEDULERS:
@@ -120,7 +129,7 @@ def explore(
             for name in schedulers:
                 count = min(_BATCH, share - first, executions - found.executions)
                 if count > 0:
-                    _add(engine, found, name, seed + first, count, threshold)
+                    _add(engine, found, name, seed + first, count, threshold, pct_depth)
             found.seconds = time.perf_counter() - started
             if progress:
                 progress(found)
@@ -133,8 +142,8 @@ def explore(
     return found
 
 
-def _add(engine: Engine, found: Exploration, name: str, seed: int, count: int, threshold: int) -> None:
-    totals = engine.batch(name, seed, count, threshold)
+def _add(engine: Engine, found: Exploration, name: str, seed: int, count: int, threshold: int, pct_depth: int) -> None:
+    totals = engine.batch(name, seed, count, threshold, pct_depth)
     failing = int(totals[m.T_FIRST])
     found.executions += int(totals[m.T_RUNS])
     found.by_scheduler[name] += int(totals[m.T_RUNS])
@@ -143,7 +152,7 @@ def _add(engine: Engine, found: Exploration, name: str, seed: int, count: int, t
     found.aborts += int(totals[m.T_ABORTS])
     found.ops += int(totals[m.T_OPS])
     if failing >= 0 and found.failure is None:
-        found.failure = (name, failing, engine.choices(name, failing, threshold))
+        found.failure = (name, failing, engine.choices(name, failing, threshold, pct_depth))
 
 
 def every_schedule(engine: Engine, limit: int = 1_000_000) -> tuple[list[np.ndarray], bool]:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from lab.errors import LabError
 from lab.protocol import tables as t
 from lab.protocol.program import Memory, Scope
 from lab.sim import words
@@ -89,7 +90,7 @@ C_ENABLED, C_STEPS, C_WRONG, C_WRONG_OPS, C_TIMEOUTS, C_OPS, C_POLLERS, C_UNSETT
 
 # Totals of `batch`; T_FIRST is the first failing seed, -1: none.
 T_RUNS, T_WRONG, T_HANGS, T_ABORTS, T_OPS, T_FIRST = range(6)
-_PCT_DEPTH = 3
+PCT_DEPTH = 3  # unless a run asks for another
 
 
 class Log(NamedTuple):
@@ -794,6 +795,7 @@ def run(
     choices: np.ndarray | None = None,
     early_timeout: int = 0,
     max_steps: int | None = None,
+    pct_depth: int = PCT_DEPTH,
 ) -> int:
     """Run once from the start.
 
@@ -808,14 +810,19 @@ def run(
             a is agents + world**2 + a.
         early_timeout: Probability, in 2**-32, that a step is the timeout of a waiting agent although others could move.
         max_steps: Gives up after so many; None: as many as the program can take.
+        pct_depth: Of PCT: d - 1 steps, drawn over the program's length, demote the agent that would move there
+            (Burckhardt et al., ASPLOS 2010).
 
     Returns:
         DONE, HANG, STEP_LIMIT or DIVERGED (a choice was not enabled; `st.counts[C_STEPS]` says where).
+
+    Raises:
+        LabError: `pct_depth` is less than 1.
     """
     chosen = np.zeros(0, np.int32) if choices is None else np.ascontiguousarray(choices, np.int32)
     limit = 2 * len(s.ops) if max_steps is None else max_steps
-    totals = new_totals()
-    return int(_runs(s, st, log, policy, seed, 1, chosen, new_change_points(), early_timeout, limit, False, totals))
+    points, totals = new_change_points(pct_depth), new_totals()
+    return int(_runs(s, st, log, policy, seed, 1, chosen, points, early_timeout, limit, False, totals))
 
 
 def batch(
@@ -827,12 +834,13 @@ def batch(
     count: int,
     early_timeout: int = 0,
     stop_on_wrong: bool = True,
+    pct_depth: int = PCT_DEPTH,
 ) -> np.ndarray:
     """Run seeds `seed`, `seed + 1`, ... `seed + count - 1` (see `run`); returns the totals, indexed by T_*."""
-    totals = new_totals()
+    points, totals = new_change_points(pct_depth), new_totals()
     none = np.zeros(0, np.int32)
     limit = 2 * len(s.ops)
-    _runs(s, st, log, policy, seed, count, none, new_change_points(), early_timeout, limit, stop_on_wrong, totals)
+    _runs(s, st, log, policy, seed, count, none, points, early_timeout, limit, stop_on_wrong, totals)
     return totals
 
 
@@ -843,9 +851,15 @@ def new_totals() -> np.ndarray:
     return totals
 
 
-def new_change_points() -> np.ndarray:
-    """Room for the change points of PCT at depth 3."""
-    return np.zeros(_PCT_DEPTH - 1, np.int64)
+def new_change_points(depth: int) -> np.ndarray:
+    """Room for the change points of PCT at a depth.
+
+    Raises:
+        LabError: The depth is less than 1.
+    """
+    if depth < 1:
+        raise LabError("PCT has no such depth", value=depth, hint="1 runs by priority alone, d changes it d - 1 times")
+    return np.zeros(depth - 1, np.int64)
 
 
 def movable(s: Static, st: State) -> list[int]:

@@ -964,7 +964,7 @@ def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_st
 
 @njit(nogil=True, cache=True, _nrt=False)
 def _runs(s, st, log, policy, seed, count, choices, change_points, early_timeout, max_steps, stop_on_wrong, totals):
-    length = np.int64(64)
+    length = max(len(s.ops), 1)
     outcome = np.int64(DONE)
     for k in range(seed, seed + count):
         if policy == PCT:
@@ -972,7 +972,6 @@ def _runs(s, st, log, policy, seed, count, choices, change_points, early_timeout
         outcome = _run(s, st, log, policy, k, choices, change_points, early_timeout, max_steps, stop_on_wrong)
         if log.level != LEVEL_NONE:
             _final(st)
-        length = max(st.counts[C_STEPS], 1)
         wrong, aborted = st.counts[C_WRONG] > 0, st.counts[C_TIMEOUTS] > 0
         totals[m.T_RUNS] += 1
         totals[m.T_WRONG] += wrong
@@ -993,6 +992,7 @@ def run(
     choices: np.ndarray | None = None,
     early_timeout: int = 0,
     max_steps: int | None = None,
+    pct_depth: int = m.PCT_DEPTH,
 ) -> int:
     """Run once from the start; arguments and outcome as `machine.run`.
 
@@ -1006,8 +1006,8 @@ def run(
     """
     chosen = np.zeros(0, np.int32) if choices is None else np.ascontiguousarray(choices, np.int32)
     limit = 2 * len(s.ops) if max_steps is None else max_steps
-    totals = m.new_totals()
-    return int(_runs(s, st, log, policy, seed, 1, chosen, m.new_change_points(), early_timeout, limit, False, totals))
+    points, totals = m.new_change_points(pct_depth), m.new_totals()
+    return int(_runs(s, st, log, policy, seed, 1, chosen, points, early_timeout, limit, False, totals))
 
 
 def batch(
@@ -1019,12 +1019,13 @@ def batch(
     count: int,
     early_timeout: int = 0,
     stop_on_wrong: bool = True,
+    pct_depth: int = m.PCT_DEPTH,
 ) -> np.ndarray:
     """Run seeds `seed`, `seed + 1`, ... `seed + count - 1`; returns the totals, indexed by `machine.T_*`."""
-    totals = m.new_totals()
+    points, totals = m.new_change_points(pct_depth), m.new_totals()
     none = np.zeros(0, np.int32)
     limit = 2 * len(s.ops)
-    _runs(s, st, log, policy, seed, count, none, m.new_change_points(), early_timeout, limit, stop_on_wrong, totals)
+    _runs(s, st, log, policy, seed, count, none, points, early_timeout, limit, stop_on_wrong, totals)
     return totals
 
 

@@ -1,13 +1,15 @@
-"""What the machine must do that no litmus line shows: payload on links, packets, hosts, and words beyond 32 bits."""
+"""What the machine must do that no litmus line shows: payload on links, packets, hosts, words beyond 32 bits, PCT."""
 
 import numpy as np
 import pytest
 
+from lab.errors import LabError
 from lab.protocol.tables import compile_tables
 from lab.protocol.write import ACQUIRE, RELAXED, RELEASE, SYSTEM
 from lab.sim import machine as m
 from lab.sim.explore import Engine, every_schedule
 from lab.sim.races import execute
+from lab.sim.search_models import tables_of
 from lab.sim.tests.programs import move, small
 
 DATA = {"D": 4, "E": 4, "sink": 4}
@@ -223,3 +225,45 @@ def test_a_seed_decides_the_run(memory, scheduler):
     runs = [engine.choices(scheduler, seed) for seed in (1, 1, 2, 3, 4)]
     assert np.array_equal(runs[0], runs[1])
     assert len({tuple(run.tolist()) for run in runs}) == (1 if scheduler == "run_on" else len(runs) - 1)
+
+
+# ---- PCT
+
+
+def test_pct_finds_the_lagging_rank_whatever_the_distance():
+    """With waits as guards, a third of the priorities starve rank 2; each change of priority may let it go again."""
+    runs = 3000
+    for ring, least in ((8, (0.30, 0.23, 0.20)), (16, (0.30, 0.19, 0.16))):
+        engine = Engine(tables_of("lagging", 3, ring + 4, depth=ring))
+        found = [engine.batch("pct", 0, runs, pct_depth=depth)[m.T_WRONG] / runs for depth in (1, 2, 3)]
+        assert found[0] < 0.36 and found[1] < 0.28 and found[2] < 0.25
+        assert found[0] > least[0] and found[1] > least[1] and found[2] > least[2]
+
+
+def test_pct_at_depth_one_never_changes_a_priority():
+    """Two agents of four independent steps each: without a change of priority one runs to its end before the other."""
+
+    def kernel(b):
+        for _ in range(4):
+            b.store(b.mine.x, 1, RELAXED, SYSTEM)
+
+    engine = Engine(compile_tables(small(kernel, words=["x"])))
+    switches = {
+        depth: {int(np.count_nonzero(np.diff(engine.choices("pct", k, 0, depth)))) for k in range(200)}
+        for depth in (1, 2, 5)
+    }
+    assert switches[1] == {1} and max(switches[2]) == 2 and max(switches[5]) > 2
+
+
+@pytest.mark.parametrize("memory", m.MEMORY_MODELS)
+def test_a_seed_decides_the_run_alone_or_in_a_batch(memory):
+    """What a batch saw under a seed is what the seed shows again when it runs alone."""
+    engine = Engine(tables_of("lagging", 3, 8, depth=4), memory)
+    for depth in (1, 4):
+        alone = sum(int(engine.batch("pct", seed, 1, pct_depth=depth)[m.T_WRONG]) for seed in range(60))
+        assert engine.batch("pct", 0, 60, pct_depth=depth)[m.T_WRONG] == alone > 0
+
+
+def test_a_depth_below_one_is_refused():
+    with pytest.raises(LabError, match="no such depth"):
+        Engine(tables_of("lagging", 3, 5)).batch("pct", 0, 1, pct_depth=0)
