@@ -1,6 +1,8 @@
 """Are the kernels right on a GPU, in long runs back to back and in graphs, and is the seed's protocol refused?
 
-All ranks live in this process, several on one GPU or spread over several GPUs.
+Parts, each for one GPU and for two: `stress` (long runs and replays), `refused` (the self-test on ours and on the
+seed's kernel), `sweep` (wrong calls by size), `communicator` (AllReduce as a user has it, a process per GPU) and
+`sanitize` (memcheck and racecheck on `small`). In the first three all ranks live in this process, several to a GPU.
 """
 
 import os
@@ -12,6 +14,9 @@ import argparse
 import datetime
 import json
 import platform
+import shutil
+import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,21 +25,22 @@ import torch
 import torch.distributed as dist
 
 from lab.kernels import self_test
-from lab.kernels.communicator import _describe
+from lab.kernels.communicator import AllReduce, _describe
 from lab.kernels.rank import Rank, connect_in_process
 from lab.kernels.staging import MAX_BLOCKS, Layout
 from lab.kernels.strategy import Band, Plan, Room, launch_shape
 
 OURS = ("one_shot", "two_shot", "low_latency")
 SEED = "tests/seed_two_shot"
+PARTS = ("stress", "refused", "communicator", "sanitize", "sweep")
 LIMIT = 32 << 20
 
 
-def make_ranks(world, devices, kernels, limit=LIMIT):
+def make_ranks(world, devices, kernels, small=4 << 20):
+    """`small`: the largest message of one_shot and low_latency."""
     alone = len(set(devices[:world])) == world
     vendor, architecture = _describe(torch.device("cuda", 0))
-    small = min(limit, 4 << 20)
-    layout = Layout(world, max_bytes=limit, one_shot_bytes=small, packet_bytes=small)
+    layout = Layout(world, max_bytes=LIMIT, one_shot_bytes=small, packet_bytes=small)
     ranks = [
         Rank(vendor, architecture, devices[r], r, layout, timeout=10, grace=10, overlap=alone, kernels=kernels)
         for r in range(world)
@@ -179,7 +185,7 @@ def refused(world, devices):
 
 def sweep(world, devices, sizes, isolated=100, queued=64, trials=5):
     """Wrong calls by message size and kernel, fp16: isolated, and `queued` calls without host synchronisation."""
-    ranks = make_ranks(world, devices, [*OURS, SEED])
+    ranks = make_ranks(world, devices, [*OURS, SEED], small=LIMIT)
     room = room_of(ranks, devices)
     rows = []
     for nbytes in sizes:
@@ -232,16 +238,30 @@ def sweep(world, devices, sizes, isolated=100, queued=64, trials=5):
     return rows
 
 
-def _small(rank, port):
-    """Two processes: what a sanitizer that lets one kernel of a process run at a time can follow."""
-    device = rank % torch.cuda.device_count()
+def _join(rank, world, port, backend):
+    """Make this process one of `world`, on its GPU; returns the device."""
+    device = torch.device("cuda", rank % torch.cuda.device_count())
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.cuda.set_device(device)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
-    vendor, architecture = _describe(torch.device("cuda", device))
-    layout = Layout(2, 1 << 14, 1 << 14, 1 << 14)
-    end = Rank(vendor, architecture, device, rank, layout, timeout=120, grace=60)
-    shared = [None, None]
+    dist.init_process_group(backend, rank=rank, world_size=world)
+    return device
+
+
+def in_processes(job, world, *arguments):
+    """Run job(rank, world, port, *arguments) in a process per rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(job, args=(world, port, *arguments), nprocs=world)
+
+
+def _small(rank, world, port):
+    """A process per rank: what a sanitizer that lets one kernel of a process run at a time can follow."""
+    device = _join(rank, world, port, "gloo")
+    vendor, architecture = _describe(device)
+    layout = Layout(world, 1 << 14, 1 << 14, 1 << 14)
+    end = Rank(vendor, architecture, device.index, rank, layout, timeout=120, grace=60)
+    shared = [None] * world
     dist.all_gather_object(shared, end.share())
     end.connect(shared)
     outcome = self_test.run(
@@ -253,11 +273,89 @@ def _small(rank, port):
         replays=0,
         barrier=dist.barrier,
     )
-    print(f"rank {rank}: {outcome}", flush=True)
+    print(f"rank {rank} on GPU {device.index}: {outcome}", flush=True)
     torch.cuda.synchronize()
     dist.barrier()
     end.close()
     dist.destroy_process_group()
+
+
+def sanitize(count):
+    """memcheck and racecheck on the small case, on the first `count` GPUs; what each tool and each rank said."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None:
+        return "compute-sanitizer is not installed"
+    found = {}
+    visible = os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(count)))}
+    for check in ("memcheck", "racecheck"):
+        command = [tool, "--tool", check, "--target-processes", "all", sys.executable, __file__, "--parts", "small"]
+        done = subprocess.run(command, env=visible, capture_output=True, text=True)
+        lines = (done.stdout + done.stderr).splitlines()
+        found[check] = {
+            "exit status": done.returncode,
+            "summary": [line for line in lines if "SUMMARY" in line],
+            "ranks": [line for line in lines if line.startswith("rank ")],
+        }
+        if done.returncode:
+            found[check]["end of output"] = lines[-40:]
+    return found
+
+
+def _communicate(rank, world, port, calls, replays, report):
+    """AllReduce with its defaults: launches overlap. Mixed calls, calls that feed each other, replays of both."""
+    device = _join(rank, world, port, "cpu:gloo,cuda:nccl")
+    start = time.monotonic()
+    with AllReduce(dist.new_group(backend="gloo"), device) as reducer:
+        result = {"disabled": reducer.disabled, "set-up seconds": round(time.monotonic() - start, 1)}
+        plans = our_plans(reducer.layout, reducer.room)
+        cases = self_test.draw_cases(3, world, plans, 4 << 20, 64)
+        inputs = self_test.draw_inputs(cases, world, 3)
+        tests = self_test.LocalTensors(reducer._rank, cases, inputs)
+        integers = [torch.randint(-4, 5, (5000,), generator=torch.Generator().manual_seed(r)) for r in range(world)]
+        first = integers[rank].bfloat16().to(device)
+        last = sum(integers).bfloat16().to(device) * float(world) ** 7
+        wrong = torch.zeros((), dtype=torch.int64, device=device)
+
+        def step(few):
+            tests.poison()
+            for number in range(16 if few else len(cases)):
+                reducer.all_reduce(tests.inputs[number], out=tests.outputs[number])
+            link = first
+            for _ in range(8):  # straight from one call into the next
+                link = reducer.all_reduce(link)
+            wrong.add_((link != last).sum())
+            for number in range(16 if few else len(cases)):
+                bits = tests.outputs[number].view(self_test.BIT_TYPES[cases[number].dtype])
+                wrong.add_((bits != tests.expected[number]).sum())
+
+        made = 0
+        while made < calls:
+            step(few=False)
+            made += len(cases) + 8
+        torch.cuda.synchronize()
+        result |= {"calls": made, "wrong elements": int(wrong)}
+        stream = torch.cuda.Stream()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            step(few=True)
+        wrong.zero_()
+        for _ in range(replays):
+            graph.replay()
+        torch.cuda.synchronize()
+        result |= {"replays": replays, "replayed calls": 24 * replays, "wrong elements in replays": int(wrong)}
+        result |= {"launches overlap": reducer._rank.overlap, "waits": [str(wait) for wait in reducer.check()]}
+        every = [None] * world
+        dist.all_gather_object(every, result, group=reducer.group)
+    if rank == 0:
+        report.put(every)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def communicator(world, calls, replays):
+    report = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    in_processes(_communicate, world, calls, replays, report)
+    return report.get()
 
 
 def command():
@@ -275,40 +373,58 @@ def main():
     parser.add_argument("--replays", type=int, default=10_000)
     parser.add_argument("--worlds", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--parts", nargs="+", default=["stress", "refused", "sweep"])
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=[*PARTS, "small"], metavar="PART")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("this experiment needs a GPU that torch can use; on the CPU: pytest lab/kernels")
     if arguments.parts == ["small"]:
-        torch.multiprocessing.spawn(_small, args=(29533,), nprocs=2)
+        in_processes(_small, 2)
         return
-    gpus = [n for n in arguments.gpus if n <= torch.cuda.device_count()]
-    report = {
-        "machine": f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}, {platform.system()}",
-        "date": datetime.date.today().isoformat(),
-        "command": command(),
-        "torch": torch.__version__,
-    }
-    for count in gpus:
-        devices = [rank % count for rank in range(8)]
-        label = f"{count} GPU" + "s" * (count > 1)
-        if "refused" in arguments.parts:
-            report[f"self-test, 4 ranks, {label}"] = found = refused(4, devices)
-            for name, outcome in found.items():
-                print(label, "self-test of", name, outcome["calls"], "calls,", len(outcome["failures"]), "findings")
-                print("   ", *outcome["failures"][:3], sep="\n    ", flush=True)
-        if "stress" in arguments.parts:
-            for world in arguments.worlds:
-                report[f"stress, {world} ranks, {label}"] = found = stress(
-                    world, devices, arguments.calls, arguments.replays
-                )
-                print(found, flush=True)
-        if "sweep" in arguments.parts:
-            sizes = [4 << 10, *[(64 << 10) << i for i in range(5)], 4 << 20, 32 << 20]
-            report[f"sweep, 4 ranks, {label}"] = sweep(4, devices, sizes)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / f"right_{'_and_'.join(map(str, gpus))}_gpu.json").write_text(json.dumps(report, indent=1) + "\n")
+    for count in arguments.gpus:
+        if count > torch.cuda.device_count():
+            print(f"{count} GPUs are not here")
+            continue
+        report = {
+            "machine": f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}, {platform.system()}",
+            "date": datetime.date.today().isoformat(),
+            "command": command(),
+            "torch": torch.__version__,
+            "gpus used": count,
+        }
+        path = arguments.out / f"right_{count}_gpu{'s' * (count > 1)}.json"
+        for name, result in examine(count, arguments):
+            report[name] = result
+            path.write_text(json.dumps(report, indent=1) + "\n")  # what is known so far
+
+
+def examine(count, arguments):
+    """Yield (what, result) of every part asked for, on `count` GPUs."""
+    devices = [rank % count for rank in range(8)]
+    if "refused" in arguments.parts:
+        found = refused(4, devices)
+        for name, outcome in found.items():
+            print(count, "GPUs: self-test of", name, outcome["calls"], "calls,", len(outcome["failures"]), "findings")
+            print("   ", *outcome["failures"][:3], sep="\n    ", flush=True)
+        yield "self-test, 4 ranks", found
+    if "stress" in arguments.parts:
+        for world in arguments.worlds:
+            found = stress(world, devices, arguments.calls, arguments.replays)
+            print(found, flush=True)
+            yield f"stress, {world} ranks", found
+    if "communicator" in arguments.parts and count > 1:
+        found = communicator(count, arguments.calls, arguments.replays)
+        print("communicator:", found, flush=True)
+        yield f"communicator, {count} processes", found
+    if "sanitize" in arguments.parts:
+        found = sanitize(count)
+        print("sanitize:", found, flush=True)
+        yield "sanitize, 2 ranks in 2 processes", found
+    if "sweep" in arguments.parts:
+        sizes = [(4 << 10) << i for i in range(14)]
+        for world in (2, 4) if count > 1 else (4,):
+            yield f"sweep, {world} ranks", sweep(world, devices, sizes)
 
 
 if __name__ == "__main__":
