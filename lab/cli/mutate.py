@@ -1,14 +1,17 @@
-"""`lab mutate`: what a protocol needs, and with --slack what it could do without."""
+"""`lab mutate`: what a protocol needs, by the defect that appears without it."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lab.cli.errors import DEFECT
+from lab.cli.errors import DEFECT, INTERRUPTED, say
 from lab.cli.output import emit_json
 from lab.errors import LabError
+
+if TYPE_CHECKING:
+    from lab.sim.mutate import Outcome
 
 
 def command(
@@ -21,16 +24,19 @@ def command(
     nbytes: Annotated[str | None, typer.Option("--bytes", help="Message size; several with commas.")] = None,
     option: Annotated[list[str] | None, typer.Option("--set", help="An option of the protocol, NAME=VALUE.")] = None,
     slack: Annotated[bool, typer.Option("--slack", help="Show only what the protocol holds without.")] = False,
+    states: Annotated[int, typer.Option(help="States of an exhaustive search, at most.", min=1)] = 1_000_000,
     seed: Annotated[int, typer.Option(help="Seed of the exploration.", min=0)] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Weaken each wait, fence, store, order, scope and buffer of a protocol in turn and see whether the check notices.
 
-    caught: the operation is needed. slack: the protocol holds without it, and one execution proves it for every
-    schedule of this configuration. survived: nothing was found, and nothing is proved. Exit 1 if any mutant survived.
+    caught: the operation is needed. slack: the protocol holds without it, with the proof: one execution that stands
+    for every schedule of this configuration, or a search of all of them. survived: nothing was found, and nothing is
+    proved. Exit 1 if any mutant survived.
     """
     from lab.cli.request import configured
-    from lab.sim.mutate import Mutant, judge, mutants
+    from lab.sim.judge import Limits, judge_program
+    from lab.sim.mutate import judge, mutants
 
     found, config = configured(
         protocol,
@@ -45,26 +51,54 @@ def command(
         settings=option or [],
     )
     program = found.program(config)
-    original = judge(Mutant("none", "", "", "", "none", program), seed=seed)
+    limits = Limits(states=states, seed=seed)
+    original = judge_program(program, limits)
     if original.caught:
         raise LabError(
             f"{protocol} is {original.verdict} as it stands, so its mutants say nothing", hint=f"lab check {protocol}"
         )
-    outcomes = [judge(mutant, seed=seed) for mutant in mutants(program)]
+    outcomes: list[Outcome] = []
+    interrupted = False
+    try:
+        for mutant in mutants(program):
+            outcomes.append(judge(mutant, limits))
+    except KeyboardInterrupt:
+        interrupted = True
     shown = [outcome for outcome in outcomes if not slack or outcome.state == "slack"]
     if json:
         emit_json([_row(outcome) for outcome in shown])
     else:
         for outcome in shown:
-            mutant = outcome.mutant
-            typer.echo(f"{outcome.state:<9} {outcome.verdict:<14} {mutant.change:<32} {mutant.phase:<12} {mutant.line}")
-            typer.echo(f"{'':<25}{mutant.example}")
-        counts = {state: sum(o.state == state for o in outcomes) for state in ("caught", "slack", "survived")}
-        typer.echo(", ".join(f"{count} {state}" for state, count in counts.items()) + f" of {len(outcomes)} mutants")
+            _print(outcome)
+        typer.echo(_summary(outcomes))
+    if interrupted:
+        say("stopped with Ctrl-C; the mutants that were judged until then are above")
+        raise typer.Exit(INTERRUPTED)
     raise typer.Exit(DEFECT if any(outcome.state == "survived" for outcome in outcomes) else 0)
 
 
-def _row(outcome) -> dict[str, object]:
+def _print(outcome: Outcome) -> None:
+    mutant = outcome.mutant
+    typer.echo(f"{outcome.state:<9} {outcome.verdict:<14} {mutant.change:<32} {mutant.phase:<12} {mutant.line}")
+    typer.echo(f"{'':<25}{mutant.example}")
+    if not outcome.caught:
+        blind = " (sc and posted do not see what an order does)" if mutant.orders_only else ""
+        typer.echo(f"{'':<25}{'proof' if outcome.proved else 'not proved' + blind}: {outcome.proof}")
+
+
+def _summary(outcomes: list[Outcome]) -> str:
+    """How many of each state, and the mutation score: caught of those that are not proved right."""
+    from lab.sim.mutate import score
+
+    counts = {state: sum(o.state == state for o in outcomes) for state in ("caught", "slack", "survived")}
+    share = score(outcomes)
+    text = ", ".join(f"{count} {state}" for state, count in counts.items()) + f" of {len(outcomes)} mutants"
+    if share is None:
+        return f"{text}; no mutation score: every mutant is proved right"
+    return f"{text}; mutation score {share:.0%} ({counts['caught']} of {counts['caught'] + counts['survived']})"
+
+
+def _row(outcome: Outcome) -> dict[str, object]:
     mutant = outcome.mutant
     return {
         "state": outcome.state,
@@ -74,4 +108,5 @@ def _row(outcome) -> dict[str, object]:
         "phase": mutant.phase,
         "line": mutant.line,
         "example": mutant.example,
+        "covered": outcome.proof,
     }

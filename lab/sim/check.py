@@ -13,9 +13,10 @@ from lab.sim.determinate import holds_under_every_model, why_not_determinate
 from lab.sim.explain import Explainer, WitnessStep, witness
 from lab.sim.explore import INTERRUPTED, Engine, Exploration, explore
 from lab.sim.hang import waiting
+from lab.sim.judge import RACE_CHECKED, races_of_several
 from lab.sim.minimise import Witness, key_of, smallest_witness
 from lab.sim.proof import proof
-from lab.sim.races import Execution, RaceReport, execute, find_races
+from lab.sim.races import Execution, execute, find_races
 from lab.sim.schedule import Schedule
 from lab.sim.search import SearchResult, search
 from lab.sim.values import outputs
@@ -23,7 +24,6 @@ from lab.sim.verdict import Race, Verdict
 
 EXHAUSTIVE = "exhaustive"
 SEARCHED = ("sc", "posted")
-_RACE_CHECKED = 16  # further executions whose races are checked when one does not stand for all
 
 
 def check(
@@ -74,7 +74,7 @@ def check(
     tables = compile_tables(program)
     report = find_races(tables)
     why_not = why_not_determinate(report.execution, bool(report.races))
-    races = report.races if why_not is None else _races_of_several(tables, report, seed)
+    races = report.races if why_not is None else races_of_several(tables, report, seed)
     explorers = tuple(name for name in schedulers if name != EXHAUSTIVE)
     found, searched = Exploration(), None
     if explorers:
@@ -92,7 +92,7 @@ def check(
         _take_over(found, searched)
     failing = _failing(tables, memory, found, report.execution)
     small = _smallest(protocol, config, memory, races, seed, found) if minimise and not found.stopped else []
-    raced = 1 if why_not is None else _RACE_CHECKED + 1
+    raced = 1 if why_not is None else RACE_CHECKED + 1
     everywhere = why_not is None and not races and holds_under_every_model(report.execution)
     covered = proof(program, memory, why_not, bool(races), everywhere, raced, found, searched)
     return _verdict(protocol, config, program, memory, races, found, failing, small, covered)
@@ -108,15 +108,6 @@ def _take_over(found: Exploration, searched: SearchResult) -> None:
         found.aborts += searched.abort
     if searched.stopped == INTERRUPTED:
         found.stopped = INTERRUPTED
-
-
-def _races_of_several(tables: Tables, first: RaceReport, seed: int) -> tuple[Race, ...]:
-    """The races of the first execution and of some random ones, one of each kind: other schedules do other things."""
-    races = {key_of(race): race for race in first.races}
-    for k in range(_RACE_CHECKED):
-        for race in find_races(tables, execute(tables, policy=m.RANDOM, seed=seed + k)).races:
-            races.setdefault(key_of(race), race)
-    return tuple(races.values())
 
 
 def witnesses(

@@ -1,7 +1,7 @@
 """Mutants of a protocol: each wait, fence, store, order, scope and buffer weakened in turn, on all ranks alike.
 
-A mutant that the checker catches shows that the operation is needed. One that survives with a proof (determinate, free
-of races, right) shows *slack*: the protocol holds without it. One that survives without a proof is a gap of the check.
+A mutant that the checker catches shows that the operation is needed. One that survives with a proof shows *slack*: the
+protocol holds without it. One that survives without a proof is a gap of the check.
 """
 
 from __future__ import annotations
@@ -11,11 +11,7 @@ from dataclasses import dataclass, replace
 
 from lab.protocol.expr import Binary, Expr, bound_of, enumerate_index, word
 from lab.protocol.program import Barrier, Fence, Load, Op, Order, Program, Rmw, Scope, Site, Span, Store, Wait
-from lab.protocol.tables import compile_tables
-from lab.sim import machine as m
-from lab.sim.determinate import why_not_determinate
-from lab.sim.explore import Engine, explore
-from lab.sim.races import find_races
+from lab.sim.judge import DEFAULT_LIMITS, Basis, Judgement, Limits, judge_program
 
 _SYNCHRONISING = (Load, Store, Rmw, Wait, Fence)
 _WEAKER = {
@@ -37,6 +33,7 @@ class Mutant:
         example: The operation of one agent that it changes.
         kind: `drop`, `order`, `scope` or `buffer`.
         program: The changed program.
+        orders_only: The change takes away an order, a scope or a fence, and no operation that reads or writes.
     """
 
     change: str
@@ -45,6 +42,7 @@ class Mutant:
     example: str
     kind: str
     program: Program
+    orders_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,9 +50,33 @@ class Outcome:
     """What the checker says of a mutant: caught (with the verdict), slack (proved right), or survived (not proved)."""
 
     mutant: Mutant
-    caught: bool
-    verdict: str
-    proved: bool
+    judgement: Judgement
+
+    @property
+    def caught(self) -> bool:
+        """Whether a defect was found."""
+        return self.judgement.caught
+
+    @property
+    def verdict(self) -> str:
+        """What was found: race, wrong, hang, abort, or ok."""
+        return self.judgement.verdict
+
+    @property
+    def proved(self) -> bool:
+        """Whether the mutant is proved right.
+
+        A search of every schedule under `sc` and `posted` does not see what memory orders do on weaker machines, so it
+        proves nothing about a mutant that takes only an order away.
+        """
+        if self.judgement.basis is Basis.EVERY_SCHEDULE:
+            return not self.mutant.orders_only
+        return self.judgement.proved
+
+    @property
+    def proof(self) -> str:
+        """What was covered, in words."""
+        return self.judgement.covered
 
     @property
     def state(self) -> str:
@@ -63,32 +85,35 @@ class Outcome:
 
 
 def mutants(program: Program) -> Iterator[Mutant]:
-    """All single changes of a program's own synchronisation; the runtime's launches and kernel ends are left alone."""
+    """All single changes of a program's own synchronisation; the runtime's launches and kernel ends are left alone.
+
+    Changes that make the same program are one.
+    """
+    seen = {program.fingerprint()}
+    for mutant in _every(program):
+        made = mutant.program.fingerprint()
+        if made not in seen:
+            seen.add(made)
+            yield mutant
+
+
+def judge(mutant: Mutant, limits: Limits = DEFAULT_LIMITS) -> Outcome:
+    """Check one mutant (see `judge.judge_program`)."""
+    return Outcome(mutant, judge_program(mutant.program, limits))
+
+
+def score(outcomes: list[Outcome]) -> float | None:
+    """The mutation score: of the mutants that are not proved right, the share that is caught; None: there are none."""
+    wanted = [outcome for outcome in outcomes if outcome.state != "slack"]
+    return sum(outcome.caught for outcome in wanted) / len(wanted) if wanted else None
+
+
+def _every(program: Program) -> Iterator[Mutant]:
     for (site, phase, kind), example in _lines(program).items():
         yield from _drop(program, site, phase, kind, example)
         if isinstance(example, _SYNCHRONISING):
             yield from _weaken(program, site, phase, kind, example)
     yield from _single_buffers(program)
-
-
-def judge(mutant: Mutant, executions: int = 200, seed: int = 0) -> Outcome:
-    """Check one mutant: races, then the one-execution proof, then, where that does not apply, exploration."""
-    tables = compile_tables(mutant.program)
-    report = find_races(tables)
-    if report.races:
-        return Outcome(mutant, True, "race", True)
-    if report.execution.outcome == m.HANG:
-        return Outcome(mutant, True, "hang", True)
-    if report.execution.state.counts[m.C_WRONG]:
-        return Outcome(mutant, True, "wrong", True)
-    if why_not_determinate(report.execution, False) is None:
-        return Outcome(mutant, False, "ok", True)
-    for memory in m.MEMORY_MODELS[:2]:
-        found = explore(Engine(tables, memory), executions=executions, seed=seed)
-        if found.failing:
-            kind = "wrong" if found.wrong else "hang" if found.hangs else "abort"
-            return Outcome(mutant, True, f"{kind} ({memory})", True)
-    return Outcome(mutant, False, "ok", False)
 
 
 def _lines(program: Program) -> dict[tuple[Site, str, type[Op]], Op]:
@@ -118,7 +143,8 @@ def _drop(program: Program, site: Site, phase: str, kind: type[Op], example: Op)
     if isinstance(example, Load):
         return  # what it loads is used
     changed = _at(program, site, phase, kind, lambda op: Barrier(site=op.site, phase=op.phase))
-    yield Mutant(f"drop the {kind.__name__.lower()}", str(site), phase, example.describe(), "drop", changed)
+    what = f"drop the {kind.__name__.lower()}"
+    yield Mutant(what, str(site), phase, example.describe(), "drop", changed, orders_only=kind is Fence)
 
 
 def _weaken(program: Program, site: Site, phase: str, kind: type[Op], example: Op) -> Iterator[Mutant]:
@@ -127,12 +153,12 @@ def _weaken(program: Program, site: Site, phase: str, kind: type[Op], example: O
     for weaker in _WEAKER[order]:
         changed = _at(program, site, phase, kind, lambda op, w=weaker: replace(op, order=w))  # type: ignore[misc]
         what = f"{order.name.lower()} -> {weaker.name.lower()}"
-        yield Mutant(what, str(site), phase, example.describe(), "order", changed)
+        yield Mutant(what, str(site), phase, example.describe(), "order", changed, orders_only=True)
     if order is not Order.RELAXED and scope > Scope.BLOCK:
         narrower = Scope(scope - 1)
         changed = _at(program, site, phase, kind, lambda op: replace(op, scope=narrower))  # type: ignore[call-arg]
         what = f"{scope.name.lower()} -> {narrower.name.lower()} scope"
-        yield Mutant(what, str(site), phase, example.describe(), "scope", changed)
+        yield Mutant(what, str(site), phase, example.describe(), "scope", changed, orders_only=True)
 
 
 def _single_buffers(program: Program) -> Iterator[Mutant]:

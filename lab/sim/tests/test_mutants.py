@@ -25,7 +25,8 @@ from lab.protocol.write import (
 )
 from lab.sim import machine as m
 from lab.sim.check import abort_record
-from lab.sim.mutate import Mutant, judge, mutants
+from lab.sim.judge import DEFAULT_LIMITS, Basis, Limits, judge_program
+from lab.sim.mutate import Outcome, judge, mutants, score
 from lab.sim.races import execute
 from lab.sim.tests.programs import move, with_op, with_ops, without
 
@@ -68,7 +69,7 @@ def survivors(program: Program) -> set[Fault]:
     seen, found = set(), set()
     for fault, mutant in faults(program):
         seen.add(fault)
-        if fault not in found and judge(Mutant("", "", "", "", "", mutant), executions=40).caught:
+        if fault not in found and judge_program(mutant, Limits(executions=40)).caught:
             found.add(fault)
     assert len(found) > len(seen) / 4
     return seen - found
@@ -152,11 +153,11 @@ def test_every_fault_in_the_repaired_two_shot_is_found_or_has_a_reason():
 # ---- the same fault on all ranks
 
 
-def caught(program: Program, executions: int = 200) -> dict[str, set[str]]:
+def caught(program: Program) -> dict[str, set[str]]:
     """The mutants of `lab mutate`, by state, each as "kind: example"."""
     by_state = defaultdict(set)
     for mutant in mutants(program):
-        outcome = judge(mutant, executions)
+        outcome = judge(mutant)
         by_state[outcome.state].add(f"{mutant.change}: {mutant.example}")
     return by_state
 
@@ -179,7 +180,7 @@ def test_waiting_before_telling_on_all_ranks_ends_in_the_abort_record(name):
     program = found.program(found.config(world=2, blocks=1, calls=1, bytes=(2048,)))
     wrong = swapped_everywhere(program, r"^store flags\[row 0, [01]\] of rank [01]", r"^wait flags\[row 0")
     assert wrong != program
-    assert judge(Mutant("", "", "", "", "", wrong)).caught
+    assert judge_program(wrong).caught
     execution = execute(compile_tables(wrong))
     assert execution.state.counts[m.C_TIMEOUTS] and "phase 2" in abort_record(found, execution)
 
@@ -263,10 +264,61 @@ def last_arriver(b: Block) -> None:
 )
 def test_every_fault_in_a_small_protocol_is_found(own, slack):
     program = own.program()
-    assert not judge(Mutant("", "", "", "", "", program)).caught, "the correct protocol is accused"
+    assert not judge_program(program).caught, "the correct protocol is accused"
     states = caught(program)
     assert states["slack"] | states["survived"] == slack
     assert len(states["caught"]) >= 5
+
+
+@protocol(memory=memory, blocks=2, bytes=2048, world=1, calls=2)
+def spare_ticket(b: Block) -> None:
+    """Every block copies what it wrote itself; a ticket, a flag and a fence that nobody needs."""
+    b.copy(b.input, b.mine.slot[: b.elements])
+    b.leader.fence(ACQ_REL, SYSTEM)
+    before = b.leader.add(b.mine.ticket, 1, ACQ_REL, DEVICE)
+    with b.when(before == 2 * b.call - 1):
+        b.store(b.mine.go, b.call, RELEASE, DEVICE)
+    b.wait(b.mine.go, ">=", b.call, ACQUIRE, DEVICE)
+    b.copy(b.mine.slot[: b.elements], b.output)
+
+
+def states_of(program: Program, limits: Limits = DEFAULT_LIMITS) -> dict[tuple[str, str], Outcome]:
+    """The outcome of each mutant, by its change and the verb that it changes."""
+    return {(o.mutant.change, o.mutant.example.split()[0]): o for o in (judge(mu, limits) for mu in mutants(program))}
+
+
+def test_where_control_depends_on_a_ticket_slack_is_proved_by_a_search_of_every_schedule():
+    program = spare_ticket.program()
+    assert judge_program(program).basis is Basis.EVERY_SCHEDULE
+    found = states_of(program)
+    spare = found["drop the wait", "wait"]
+    assert spare.state == "slack" and re.search(r"all \d+ states under sc.*all \d+ states under posted", spare.proof)
+    assert found["drop the rmw", "add"].verdict == found["drop the store", "store"].verdict == "hang"
+
+
+def test_a_search_that_does_not_see_orders_proves_nothing_about_them():
+    fence = states_of(spare_ticket.program())["drop the fence", "fence"]
+    assert fence.judgement.basis is Basis.EVERY_SCHEDULE and fence.mutant.orders_only
+    assert fence.state == "survived"
+
+
+def test_a_search_that_ends_early_proves_nothing():
+    spare = states_of(spare_ticket.program(), Limits(states=20))["drop the wait", "wait"]
+    assert spare.state == "survived" and "limit of 20 states" in spare.proof
+
+
+def test_the_score_leaves_out_what_is_proved_right():
+    outcomes = list(states_of(spare_ticket.program()).values())
+    caught, survived = (sum(o.state == state for o in outcomes) for state in ("caught", "survived"))
+    assert score(outcomes) == caught / (caught + survived) and caught + survived < len(outcomes)
+    assert score([]) is None
+
+
+@pytest.mark.parametrize("name", ["seed_one_shot", "repaired_two_shot"])
+def test_no_two_mutants_are_the_same_program(name):
+    program = load(name).program(world=2, blocks=2, calls=2)
+    prints = [mutant.program.fingerprint() for mutant in mutants(program)]
+    assert len({program.fingerprint(), *prints}) == len(prints) + 1
 
 
 def test_relaxed_flags_are_enough_for_values_on_one_link_but_not_for_the_order():
@@ -276,4 +328,4 @@ def test_relaxed_flags_are_enough_for_values_on_one_link_but_not_for_the_order()
         for k, op in enumerate(agent.ops):
             if isinstance(op, (Store, Wait)) and "ready" in op.describe() and agent.kind != "host":
                 program = with_op(program, agent.id, k, order=RELAXED)
-    assert judge(Mutant("", "", "", "", "", program)).verdict == "race"
+    assert judge_program(program).verdict == "race"

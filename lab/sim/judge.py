@@ -1,0 +1,145 @@
+"""Whether a changed program still holds: found wrong, proved right, or neither, as cheaply as the program allows.
+
+One execution decides a determinate program. For any other, the races of some executions, exploration under every memory
+model, and then a search of all schedules under `sc` and `posted`. What a judgement rests on is part of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from lab.protocol.program import Program
+from lab.protocol.tables import Tables, compile_tables
+from lab.sim import machine as m
+from lab.sim.determinate import holds_under_every_model, why_not_determinate
+from lab.sim.explore import INTERRUPTED, Engine, explore
+from lab.sim.minimise import key_of
+from lab.sim.races import RaceReport, execute, find_races
+from lab.sim.search import MEMORY_MODELS, search
+from lab.sim.verdict import Race
+
+RACE_CHECKED = 16  # further executions whose races are checked when one does not stand for all
+
+
+class Basis(Enum):
+    """What a judgement rests on."""
+
+    DEFECT = "a defect"
+    ONE_EXECUTION = "one execution that stands for every schedule"
+    EVERY_SCHEDULE = "a search of every schedule"
+    EXPLORATION = "exploration"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much work one judgement may take.
+
+    Attributes:
+        executions: Executions explored under each memory model.
+        states: States of the search under each memory model, at most.
+        seconds: Seconds of each exploration, and of each search, at most.
+        memory: Bytes that the states of a search may take.
+        seed: Of the schedulers.
+    """
+
+    executions: int = 200
+    states: int = 1_000_000
+    seconds: float = 20.0
+    memory: int = 1 << 30
+    seed: int = 0
+
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What was found out about a program.
+
+    Attributes:
+        verdict: ok, race, wrong, hang or abort, with the memory model where only some show it.
+        basis: What it rests on.
+        covered: The same in words, with the counts.
+        races: The races found, one of each kind.
+    """
+
+    verdict: str
+    basis: Basis
+    covered: str
+    races: tuple[Race, ...] = ()
+
+    @property
+    def caught(self) -> bool:
+        """Whether a defect was found."""
+        return self.basis is Basis.DEFECT
+
+    @property
+    def proved(self) -> bool:
+        """Whether the program is proved right at its configuration."""
+        return self.basis in (Basis.ONE_EXECUTION, Basis.EVERY_SCHEDULE)
+
+
+def judge_program(program: Program, limits: Limits = DEFAULT_LIMITS) -> Judgement:
+    """Judge a program.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; nothing can be said of a judgement that was not finished.
+        LabError: The program cannot be compiled.
+    """
+    tables = compile_tables(program)
+    report = find_races(tables)
+    why_not = why_not_determinate(report.execution, bool(report.races))
+    races = report.races if why_not is None else races_of_several(tables, report, limits.seed)
+    if races:
+        return Judgement("race", Basis.DEFECT, "by vector clocks", races)
+    if report.execution.outcome == m.HANG:
+        return Judgement("hang", Basis.DEFECT, "the first execution")
+    if report.execution.state.counts[m.C_WRONG]:
+        return Judgement("wrong", Basis.DEFECT, "the first execution")
+    if why_not is not None:
+        return _explored(tables, limits, m.MEMORY_MODELS) or _searched(tables, limits)
+    covered = "one execution stands for every schedule"
+    if holds_under_every_model(report.execution):
+        covered += ", and for every memory model that keeps release and acquire"
+        return Judgement("ok", Basis.ONE_EXECUTION, covered)
+    weaker = m.MEMORY_MODELS[1:]
+    covered += f" under sc; {limits.executions} executions each under {' and '.join(weaker)} found nothing"
+    return _explored(tables, limits, weaker) or Judgement("ok", Basis.ONE_EXECUTION, covered)
+
+
+def races_of_several(tables: Tables, first: RaceReport, seed: int) -> tuple[Race, ...]:
+    """The races of the first execution and of some random ones, one of each kind: other schedules do other things."""
+    races = {key_of(race): race for race in first.races}
+    for k in range(RACE_CHECKED):
+        for race in find_races(tables, execute(tables, policy=m.RANDOM, seed=seed + k)).races:
+            races.setdefault(key_of(race), race)
+    return tuple(races.values())
+
+
+def _explored(tables: Tables, limits: Limits, models: tuple[str, ...]) -> Judgement | None:
+    """The defect that exploration finds under some memory model; None: it finds none."""
+    for memory in models:
+        found = explore(Engine(tables, memory), executions=limits.executions, seed=limits.seed, deadline=limits.seconds)
+        if found.stopped == INTERRUPTED:
+            raise KeyboardInterrupt
+        if found.failing:
+            kind = "wrong" if found.wrong else "hang" if found.hangs else "abort"
+            return Judgement(f"{kind} ({memory})", Basis.DEFECT, f"{found.executions} executions under {memory}")
+    return None
+
+
+def _searched(tables: Tables, limits: Limits) -> Judgement:
+    """What all schedules under `sc` and `posted` say of a program that exploration finds no fault with."""
+    complete, covered = True, []
+    for memory in MEMORY_MODELS:
+        found = search(tables, memory, limit_states=limits.states, deadline=limits.seconds, memory_limit=limits.memory)
+        if found.stopped == INTERRUPTED:
+            raise KeyboardInterrupt
+        if found.failed:
+            kind = "wrong" if found.wrong else "hang" if found.hang else "abort"
+            return Judgement(f"{kind} ({memory})", Basis.DEFECT, found.covered)
+        complete = complete and found.complete
+        covered.append(found.covered if found.complete else f"{found.covered} ({found.stopped})")
+    covered.append(f"races of {RACE_CHECKED + 1} executions, and {limits.executions} executions under weak")
+    return Judgement("ok", Basis.EVERY_SCHEDULE if complete else Basis.EXPLORATION, "; ".join(covered))
