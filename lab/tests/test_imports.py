@@ -21,7 +21,7 @@ ROOT = PACKAGE.parent
 MAY_IMPORT = {
     "lab.errors": (),
     "lab.protocol": (),
-    "lab.trace": ("lab.protocol",),
+    "lab.trace": (),
     "lab.sim": ("lab.protocol", "lab.trace"),
     "lab.kernels": ("lab.protocol", "lab.trace"),
 }
