@@ -21,6 +21,7 @@ COMMANDS: tuple[str, ...] = (
     "replay",
     "list",
     "mutate",
+    "slack",
     "catalogue",
     "bench",
     "isa",

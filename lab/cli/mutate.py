@@ -23,7 +23,6 @@ def command(
     calls: Annotated[int | None, typer.Option(help="Calls of each rank.")] = 3,
     nbytes: Annotated[str | None, typer.Option("--bytes", help="Message size; several with commas.")] = None,
     option: Annotated[list[str] | None, typer.Option("--set", help="An option of the protocol, NAME=VALUE.")] = None,
-    slack: Annotated[bool, typer.Option("--slack", help="Show only what the protocol holds without.")] = False,
     states: Annotated[int, typer.Option(help="States of an exhaustive search, at most.", min=1)] = 1_000_000,
     seed: Annotated[int, typer.Option(help="Seed of the exploration.", min=0)] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
@@ -31,8 +30,8 @@ def command(
     """Weaken each wait, fence, store, order, scope and buffer of a protocol in turn and see whether the check notices.
 
     caught: the operation is needed. slack: the protocol holds without it, with the proof: one execution that stands
-    for every schedule of this configuration, or a search of all of them. survived: nothing was found, and nothing is
-    proved. Exit 1 if any mutant survived.
+    for every schedule of this configuration, or a search of all of them (`lab slack` says more). survived: nothing was
+    found, and nothing is proved. Exit 1 if any mutant survived.
     """
     from lab.cli.request import configured
     from lab.sim.judge import Limits, judge_program
@@ -64,11 +63,10 @@ def command(
             outcomes.append(judge(mutant, limits))
     except KeyboardInterrupt:
         interrupted = True
-    shown = [outcome for outcome in outcomes if not slack or outcome.state == "slack"]
     if json:
-        emit_json([_row(outcome) for outcome in shown])
+        emit_json([_row(outcome) for outcome in outcomes])
     else:
-        for outcome in shown:
+        for outcome in outcomes:
             _print(outcome)
         typer.echo(_summary(outcomes))
     if interrupted:
@@ -79,7 +77,7 @@ def command(
 
 def _print(outcome: Outcome) -> None:
     mutant = outcome.mutant
-    typer.echo(f"{outcome.state:<9} {outcome.verdict:<14} {mutant.change:<32} {mutant.phase:<12} {mutant.line}")
+    typer.echo(f"{outcome.state:<9} {outcome.verdict:<14} {mutant.what:<32} {mutant.phase:<12} {mutant.line}")
     typer.echo(f"{'':<25}{mutant.example}")
     if not outcome.caught:
         blind = " (sc and posted do not see what an order does)" if mutant.orders_only else ""
@@ -103,7 +101,7 @@ def _row(outcome: Outcome) -> dict[str, object]:
     return {
         "state": outcome.state,
         "verdict": outcome.verdict,
-        "change": mutant.change,
+        "change": mutant.what,
         "kind": mutant.kind,
         "phase": mutant.phase,
         "line": mutant.line,

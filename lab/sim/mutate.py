@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
-from lab.protocol.expr import Binary, Expr, bound_of, enumerate_index, word
-from lab.protocol.program import Barrier, Fence, Load, Op, Order, Program, Rmw, Scope, Site, Span, Store, Wait
+from lab.protocol.program import Barrier, Fence, Load, Memory, Op, Order, Program, Rmw, Scope, Site, Store, Wait
 from lab.sim.judge import DEFAULT_LIMITS, Basis, Judgement, Limits, judge_program
+from lab.sim.slots import slot_dimension, slot_dimensions, with_depth
 
+Change = Callable[[Program], Program]
 _SYNCHRONISING = (Load, Store, Rmw, Wait, Fence)
 _WEAKER = {
     Order.ACQUIRE: (Order.RELAXED,),
@@ -28,19 +30,21 @@ class Mutant:
     """One change to one line of a protocol.
 
     Attributes:
-        change: What was changed, in words.
+        what: What was changed, in words.
         line, phase: Where.
         example: The operation of one agent that it changes.
         kind: `drop`, `order`, `scope` or `buffer`.
+        change: Makes the change; changes of several mutants can be made one after the other.
         program: The changed program.
         orders_only: The change takes away an order, a scope or a fence, and no operation that reads or writes.
     """
 
-    change: str
+    what: str
     line: str
     phase: str
     example: str
     kind: str
+    change: Change
     program: Program
     orders_only: bool = False
 
@@ -109,99 +113,96 @@ def score(outcomes: list[Outcome]) -> float | None:
 
 
 def _every(program: Program) -> Iterator[Mutant]:
-    for (site, phase, kind), example in _lines(program).items():
-        yield from _drop(program, site, phase, kind, example)
-        if isinstance(example, _SYNCHRONISING):
-            yield from _weaken(program, site, phase, kind, example)
+    for place, example in _lines(program).items():
+        for what, kind, change in _changes(place, example):
+            orders_only = kind in ("order", "scope") or isinstance(example, Fence)
+            where = (str(place.site), place.phase, example.describe())
+            yield Mutant(what, *where, kind, change, change(program), orders_only)
     yield from _single_buffers(program)
 
 
-def _lines(program: Program) -> dict[tuple[Site, str, type[Op]], Op]:
+@dataclass(frozen=True)
+class _Line:
+    """Operations of one kind at one line and phase, of all agents."""
+
+    site: Site
+    phase: str
+    kind: type[Op]
+
+    def change(self, change: Callable[[Op], Op], program: Program) -> Program:
+        """The program with each of them changed."""
+
+        def changed(op: Op) -> Op:
+            return change(op) if type(op) is self.kind and op.site == self.site and op.phase == self.phase else op
+
+        agents = tuple(replace(agent, ops=tuple(map(changed, agent.ops))) for agent in program.agents)
+        return replace(program, agents=agents)
+
+
+def _lines(program: Program) -> dict[_Line, Op]:
     """One example for each line, phase and kind of operation of the protocol's own text."""
-    found: dict[tuple[Site, str, type[Op]], Op] = {}
+    found: dict[_Line, Op] = {}
     for agent in program.agents:
         if agent.kind in ("host", "kernel"):
             continue
         for op in agent.ops:
-            if op.phase not in _OWN_PHASES and isinstance(op, _SYNCHRONISING):
-                found.setdefault((op.site, op.phase, type(op)), op)
+            if op.phase not in _OWN_PHASES and isinstance(op, _SYNCHRONISING) and not _inside_a_barrier(op):
+                found.setdefault(_Line(op.site, op.phase, type(op)), op)
     return found
 
 
-def _changed(program: Program, change: Callable[[Op], Op]) -> Program:
-    agents = tuple(replace(agent, ops=tuple(change(op) for op in agent.ops)) for agent in program.agents)
-    return replace(program, agents=agents)
+def _inside_a_barrier(op: Op) -> bool:
+    """Whether the operation only counts in a block barrier of waves: the barrier is its wait."""
+    words = getattr(op, "word", None)
+    return words is not None and words.region.memory is Memory.BLOCK_SHARED and not isinstance(op, Wait)
 
 
-def _at(program: Program, site: Site, phase: str, kind: type[Op], change: Callable[[Op], Op]) -> Program:
-    return _changed(
-        program, lambda op: change(op) if op.site == site and op.phase == phase and type(op) is kind else op
-    )
-
-
-def _drop(program: Program, site: Site, phase: str, kind: type[Op], example: Op) -> Iterator[Mutant]:
-    if isinstance(example, Load):
-        return  # what it loads is used
-    changed = _at(program, site, phase, kind, lambda op: Barrier(site=op.site, phase=op.phase))
-    what = f"drop the {kind.__name__.lower()}"
-    yield Mutant(what, str(site), phase, example.describe(), "drop", changed, orders_only=kind is Fence)
-
-
-def _weaken(program: Program, site: Site, phase: str, kind: type[Op], example: Op) -> Iterator[Mutant]:
+def _changes(place: _Line, example: Op) -> Iterator[tuple[str, str, Change]]:
+    """(what, kind, change) of each way to weaken a line."""
+    if not isinstance(example, Load):  # what it loads is used
+        what = "block barrier" if _is_barrier(example) else place.kind.__name__.lower()
+        yield f"drop the {what}", "drop", partial(place.change, _dropped)
+    if _is_barrier(example):
+        return
     order: Order = example.order  # type: ignore[attr-defined]
     scope: Scope = example.scope  # type: ignore[attr-defined]
     for weaker in _WEAKER[order]:
-        changed = _at(program, site, phase, kind, lambda op, w=weaker: replace(op, order=w))  # type: ignore[misc]
-        what = f"{order.name.lower()} -> {weaker.name.lower()}"
-        yield Mutant(what, str(site), phase, example.describe(), "order", changed, orders_only=True)
+        if isinstance(example, Fence) and weaker is Order.RELAXED:
+            continue  # a relaxed fence is none
+        yield f"{order.name.lower()} -> {weaker.name.lower()}", "order", partial(place.change, _with_order(weaker))
     if order is not Order.RELAXED and scope > Scope.BLOCK:
         narrower = Scope(scope - 1)
-        changed = _at(program, site, phase, kind, lambda op: replace(op, scope=narrower))  # type: ignore[call-arg]
         what = f"{scope.name.lower()} -> {narrower.name.lower()} scope"
-        yield Mutant(what, str(site), phase, example.describe(), "scope", changed, orders_only=True)
+        yield what, "scope", partial(place.change, _with_scope(narrower))
+
+
+def _is_barrier(op: Op) -> bool:
+    return isinstance(op, Wait) and op.word.region.memory is Memory.BLOCK_SHARED
+
+
+def _dropped(op: Op) -> Op:
+    return Barrier(site=op.site, phase=op.phase)
+
+
+def _with_order(most: Order) -> Callable[[Op], Op]:
+    return lambda op: replace(op, order=Order(op.order & most))  # type: ignore[attr-defined, call-arg]
+
+
+def _with_scope(widest: Scope) -> Callable[[Op], Op]:
+    return lambda op: replace(op, scope=min(op.scope, widest))  # type: ignore[attr-defined, call-arg]
 
 
 def _single_buffers(program: Program) -> Iterator[Mutant]:
-    """Each region whose slot a register selects, with that register taken as 0."""
-    names = {
-        span.region.name: span
-        for agent in program.agents
-        for op in agent.ops
-        for span in _spans(op)
-        if span.region.shape and _selected(span.start) is not None
-    }
-    for name, span in names.items():
-        changed = _changed(program, lambda op, n=name: _unselected(op, n))  # type: ignore[misc]
-        yield Mutant(f"one buffer of {name} instead of several", "", "", str(span), "buffer", changed)
+    """Each region with a slot dimension, with one buffer instead of several."""
+    for dimension in slot_dimensions(program):
+        change = partial(at_depth, dimension.region, 1)
+        what = f"one buffer of {dimension.region} instead of several"
+        example = f"{dimension.region}: {dimension.depth} buffers"
+        yield Mutant(what, "", "", example, "buffer", change, change(program))
 
 
-def _spans(op: Op) -> Iterator[Span]:
-    for name in op.__dataclass_fields__:
-        value = getattr(op, name)
-        yield from (part for part in (value if isinstance(value, tuple) else (value,)) if isinstance(part, Span))
-
-
-def _selected(expr: Expr) -> Expr | None:
-    """The innermost register-dependent part that is bounded, None when the address is fixed."""
-    if bound_of(expr) is not None:
-        return expr
-    if isinstance(expr, Binary):
-        return _selected(expr.left) if _selected(expr.left) is not None else _selected(expr.right)
-    return None
-
-
-def _unselected(op: Op, region: str) -> Op:
-    changes: dict[str, object] = {}
-    for name in op.__dataclass_fields__:
-        value = getattr(op, name)
-        if isinstance(value, Span) and value.region.name == region:
-            changes[name] = _fixed(value)
-        elif isinstance(value, tuple) and any(isinstance(part, Span) for part in value):
-            changes[name] = tuple(_fixed(part) if part.region.name == region else part for part in value)
-    return replace(op, **changes) if changes else op  # type: ignore[arg-type]
-
-
-def _fixed(span: Span) -> Span:
-    """The span in the first of the slots that its region's outermost dimension counts."""
-    _, (starts,) = enumerate_index(span.start)
-    return replace(span, start=word(starts[0] % (span.region.length // span.region.shape[0][1])))
+def at_depth(region: str, depth: int, program: Program) -> Program:
+    """The program with so many buffers of `region`; unchanged where they cannot be told."""
+    dimension = slot_dimension(program, region)
+    changed = None if dimension is None else with_depth(program, dimension, depth)
+    return program if changed is None else changed

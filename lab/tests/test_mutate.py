@@ -1,4 +1,4 @@
-"""`lab mutate`: every mutant is caught or proved slack, and a broken protocol is not praised."""
+"""`lab mutate`, `lab slack`: mutants are caught or proved slack, and a broken protocol is not praised."""
 
 import json
 from collections import Counter
@@ -12,14 +12,14 @@ def test_every_mutant_of_the_repaired_two_shot_is_caught_or_proved_slack():
     program = load("repaired_two_shot").program(world=2, blocks=2, calls=3)
     outcomes = [judge(mutant) for mutant in mutants(program)]
     assert Counter(o.state for o in outcomes)["survived"] == 0
-    slack = {(o.mutant.kind, o.mutant.phase, o.mutant.change) for o in outcomes if o.state == "slack"}
+    slack = {(o.mutant.kind, o.mutant.phase, o.mutant.what) for o in outcomes if o.state == "slack"}
     assert ("buffer", "", "one buffer of gather instead of several") in slack
     assert not any(kind == "drop" and "wait" in change for kind, _, change in slack), "no wait is spare"
 
 
 def test_the_one_shot_needs_both_of_its_buffers():
     program = load("seed_one_shot").program(world=2, blocks=2, calls=3)
-    buffers = {m.change: judge(m) for m in mutants(program) if m.kind == "buffer"}
+    buffers = {m.what: judge(m) for m in mutants(program) if m.kind == "buffer"}
     assert buffers["one buffer of staging instead of several"].caught
 
 
@@ -27,10 +27,27 @@ def test_the_command_lists_rows_and_counts(capsys):
     assert cli.main(["mutate", "seed_one_shot", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {row["state"] for row in rows} == {"caught", "slack"}
-    assert cli.main(["mutate", "seed_one_shot", "--slack"]) == 0
-    assert f"{len(rows)} mutants" in capsys.readouterr().out
+    assert all("one execution stands for every schedule" in row["covered"] for row in rows if row["state"] == "slack")
+    assert cli.main(["mutate", "seed_one_shot"]) == 0
+    shown = capsys.readouterr().out
+    caught = sum(row["state"] == "caught" for row in rows)
+    assert f"of {len(rows)} mutants; mutation score 100% ({caught} of {caught})" in shown
+
+
+def test_slack_as_text_and_as_json(capsys):
+    assert cli.main(["slack", "seed_one_shot"]) == 0
+    shown = capsys.readouterr().out
+    assert (
+        "staging: all 2 buffers are needed" in shown and "proof: one execution" in shown and "can go at once" in shown
+    )
+    assert cli.main(["slack", "repaired_two_shot", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [(depth["region"], depth["enough"]) for depth in document["depths"]] == [("staging", 1), ("gather", 1)]
+    assert document["slack"] and document["together"]["changes"] and not document["open"]
 
 
 def test_a_protocol_that_is_wrong_as_it_stands_is_refused(capsys):
     assert cli.main(["mutate", "seed_two_shot"]) == 2
     assert "its mutants say nothing" in capsys.readouterr().err
+    assert cli.main(["slack", "seed_two_shot"]) == 2
+    assert "nothing can be called spare" in capsys.readouterr().err

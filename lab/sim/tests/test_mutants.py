@@ -158,7 +158,7 @@ def caught(program: Program) -> dict[str, set[str]]:
     by_state = defaultdict(set)
     for mutant in mutants(program):
         outcome = judge(mutant)
-        by_state[outcome.state].add(f"{mutant.change}: {mutant.example}")
+        by_state[outcome.state].add(f"{mutant.what}: {mutant.example}")
     return by_state
 
 
@@ -193,7 +193,7 @@ def test_one_buffer_is_too_few_for_the_one_shot_and_enough_for_the_repaired_two_
         program = found.program(found.config(world=2, blocks=1, calls=4, bytes=(2048,)))
         for mutant in mutants(program):
             if mutant.kind == "buffer":
-                states[found.name, mutant.change.split()[3]] = judge(mutant).state
+                states[found.name, mutant.what.split()[3]] = judge(mutant).state
     assert states["seed_one_shot", "staging"] == "caught"
     assert states["repaired_two_shot", "staging"] == states["repaired_two_shot", "gather"] == "slack"
 
@@ -284,7 +284,7 @@ def spare_ticket(b: Block) -> None:
 
 def states_of(program: Program, limits: Limits = DEFAULT_LIMITS) -> dict[tuple[str, str], Outcome]:
     """The outcome of each mutant, by its change and the verb that it changes."""
-    return {(o.mutant.change, o.mutant.example.split()[0]): o for o in (judge(mu, limits) for mu in mutants(program))}
+    return {(o.mutant.what, o.mutant.example.split()[0]): o for o in (judge(mu, limits) for mu in mutants(program))}
 
 
 def test_where_control_depends_on_a_ticket_slack_is_proved_by_a_search_of_every_schedule():

@@ -1,0 +1,154 @@
+"""`lab slack`: what a protocol holds without, with the proof of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lab.cli.errors import INTERRUPTED, say
+from lab.cli.output import emit_json
+from lab.errors import LabError
+
+if TYPE_CHECKING:
+    from lab.sim.mutate import Outcome
+    from lab.sim.slack import Depth, Slack
+
+
+def command(
+    protocol: Annotated[
+        str, typer.Argument(help="A name from `lab list`, or my_protocol.py:name.", metavar="NAME_OR_FILE")
+    ],
+    world: Annotated[int | None, typer.Option(help="Ranks.")] = 2,
+    blocks: Annotated[int | None, typer.Option(help="Most blocks of a launch.")] = 2,
+    calls: Annotated[int | None, typer.Option(help="Calls of each rank.")] = 4,
+    nbytes: Annotated[str | None, typer.Option("--bytes", help="Message size; several with commas.")] = None,
+    waves: Annotated[int | None, typer.Option(help="Waves a block; 1 makes a block one agent.")] = None,
+    option: Annotated[list[str] | None, typer.Option("--set", help="An option of the protocol, NAME=VALUE.")] = None,
+    states: Annotated[int, typer.Option(help="States of an exhaustive search, at most.", min=1)] = 1_000_000,
+    seed: Annotated[int, typer.Option(help="Seed of the exploration.", min=0)] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Find the waits, fences, orders, scopes and buffers that a protocol holds without.
+
+    Each is taken away, on all ranks alike, and what is left is proved right at this configuration: by one execution
+    that stands for every schedule, or by a search of all of them. For each region whose slots take turns, the smallest
+    number of buffers is found. Last comes a set that can go as a whole. All of it holds for the configuration given:
+    repeat it with the ranks, blocks and calls that you run.
+    """
+    from lab.cli.request import configured
+    from lab.sim.judge import Limits, judge_program
+    from lab.sim.slack import slack_of
+
+    found, config = configured(
+        protocol,
+        world=world,
+        blocks=blocks,
+        calls=calls,
+        nbytes=nbytes,
+        gate=None,
+        dtype=None,
+        waves=waves,
+        scenario=None,
+        settings=option or [],
+    )
+    program = found.program(config)
+    limits = Limits(states=states, seed=seed)
+    original = judge_program(program, limits)
+    if original.caught:
+        raise LabError(
+            f"{protocol} is {original.verdict} as it stands, so nothing can be called spare",
+            hint=f"lab check {protocol}",
+        )
+    slack = slack_of(program, limits, _progress)
+    if json:
+        emit_json(_document(slack))
+    else:
+        for line in _lines(slack):
+            typer.echo(line)
+    if slack.interrupted:
+        say("stopped with Ctrl-C; what was found until then is above")
+        raise typer.Exit(INTERRUPTED)
+
+
+def _progress(what: str) -> None:
+    import sys
+
+    if sys.stderr.isatty():
+        print(f"\r{what[:78]:<78}", end="\r", file=sys.stderr, flush=True)
+
+
+def _lines(slack: Slack) -> Iterator[str]:
+    for outcome in slack.items:
+        yield f"slack     {outcome.mutant.what:<32} {outcome.mutant.phase:<12} {outcome.mutant.line}"
+        yield f"          {outcome.mutant.example}"
+        yield f"          proof: {outcome.proof}"
+    for outcome in slack.unproved:
+        yield f"open      {outcome.mutant.what:<32} {outcome.mutant.phase:<12} {outcome.mutant.line}"
+        yield f"          nothing found against it, and not proved: {outcome.proof}"
+    for depth in slack.depths:
+        yield from _depth_lines(depth)
+    if not slack.items and not any(depth.enough < depth.dimension.depth for depth in slack.depths):
+        yield "no slack: every wait, fence, order, scope and buffer is needed" + (
+            ", or open as said above" if slack.unproved else ""
+        )
+    if slack.together:
+        yield f"together, {len(slack.together.changes)} can go at once:"
+        yield from (f"          {what}" for what in slack.together.changes)
+        yield f"          proof: {slack.together.judgement.covered}"
+        yield from (f"          needed once these are gone: {what}" for what in slack.together.left_out)
+
+
+def _depth_lines(depth: Depth) -> Iterator[str]:
+    own, region = depth.dimension.depth, depth.dimension.region
+    if depth.enough < own:
+        yield f"depth     {region}: {depth.enough} of its {own} buffers {'is' if depth.enough == 1 else 'are'} enough"
+        yield f"          proof: {depth.proof.covered}"
+    else:
+        yield f"depth     {region}: all {own} buffers are needed"
+    for tried, judgement in depth.tried:
+        if not judgement.proved:
+            what = judgement.verdict if judgement.caught else f"not proved ({judgement.covered})"
+            yield f"          {tried}: {what}"
+
+
+def _document(slack: Slack) -> dict[str, object]:
+    together = slack.together
+    return {
+        "slack": [_row(outcome) for outcome in slack.items],
+        "open": [_row(outcome) for outcome in slack.unproved],
+        "depths": [
+            {
+                "region": depth.dimension.region,
+                "depth": depth.dimension.depth,
+                "enough": depth.enough,
+                "tried": [
+                    {
+                        "depth": tried,
+                        "verdict": judgement.verdict,
+                        "proved": judgement.proved,
+                        "covered": judgement.covered,
+                    }
+                    for tried, judgement in depth.tried
+                ],
+            }
+            for depth in slack.depths
+        ],
+        "together": None
+        if together is None
+        else {"changes": together.changes, "covered": together.judgement.covered, "left_out": together.left_out},
+        "interrupted": slack.interrupted,
+    }
+
+
+def _row(outcome: Outcome) -> dict[str, object]:
+    mutant = outcome.mutant
+    return {
+        "change": mutant.what,
+        "kind": mutant.kind,
+        "phase": mutant.phase,
+        "line": mutant.line,
+        "example": mutant.example,
+        "covered": outcome.proof,
+    }
