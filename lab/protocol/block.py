@@ -11,7 +11,7 @@ from lab.protocol.errors import ProtocolError, user_site
 from lab.protocol.expr import Expr, enumerate_index, word
 from lab.protocol.layout import Buffer, View
 from lab.protocol.memory import Owned
-from lab.protocol.program import Barrier, Cache, Mapping, Move, Rmw, WaitStamp
+from lab.protocol.program import Barrier, Cache, Cond, Mapping, Move, Rmw, Wait, WaitStamp
 from lab.protocol.record import Recorder, Verbs, check_bound, condition, span_of
 
 if TYPE_CHECKING:
@@ -98,16 +98,22 @@ class Block(Verbs):
         assert self._recorder is not None
         self._recorder.phase = name
 
-    def mapping(self, vector: int = 1) -> Mapping:
-        """The thread-to-element mapping of a grid-stride loop over vectors of `vector` elements."""
+    @property
+    def own_threads(self) -> range:
+        """The threads of the block that this agent is: all of them, or those of its wave."""
         threads = self.threads // self._waves
-        first, grid = self.block * self.threads + self._wave * threads, self.blocks * self.threads
+        return range(self._wave * threads, (self._wave + 1) * threads)
+
+    def mapping(self, vector: int = 1, ragged: bool = False) -> Mapping:
+        """The thread-to-element mapping of a grid-stride loop over vectors of `vector` elements."""
+        threads = self.own_threads
+        first, grid = self.block * self.threads + threads.start, self.blocks * self.threads
         if not 1 <= vector <= grid:
             # The elements that the vectors leave over are taken one a thread, so there must be as many threads.
             raise ProtocolError(
                 f"a vector has 1 to {grid} elements in a grid of {grid} threads", value=vector, site=user_site()
             )
-        return Mapping(first, threads, grid, vector)
+        return Mapping(first, len(threads), grid, vector, ragged)
 
     def vector_elements(self, *spans: View | Buffer) -> int:
         """Elements of a 16-byte vector where all `spans` are 16-byte aligned, else 1."""
@@ -121,9 +127,10 @@ class Block(Verbs):
         vector: int = 1,
         cache: Cache = Cache.CACHED,
         stamp: Expr | int | None = None,
+        ragged: bool = False,
     ) -> None:
         """Copy this agent's share of `source` to `dst`; `vector` elements a thread (see `mapping`)."""
-        self.reduce([source], dst, vector, cache, stamp)
+        self.reduce([source], dst, vector, cache, stamp, ragged)
 
     def reduce(
         self,
@@ -132,6 +139,7 @@ class Block(Verbs):
         vector: int = 1,
         cache: Cache = Cache.CACHED,
         stamp: Expr | int | None = None,
+        ragged: bool = False,
     ) -> None:
         """Sum this agent's share of `sources`, in the order given, in fp32, and write it to `dst` rounded once."""
         spans, target = tuple(span_of(source) for source in sources), span_of(dst)
@@ -148,9 +156,20 @@ class Block(Verbs):
             Move,
             dst=target,
             sources=spans,
-            mapping=self.mapping(vector),
+            mapping=self.mapping(vector, ragged),
             cache=cache,
             stamp=None if stamp is None else word(stamp),
+        )
+
+    def clear(self, span: View | Buffer, stamp: Expr | int, vector: int = 1, ragged: bool = False) -> None:
+        """Write packets without data over this agent's share of `span`: the stamp alone."""
+        self._emit(
+            Move,
+            dst=span_of(span),
+            sources=(),
+            mapping=self.mapping(vector, ragged),
+            cache=Cache.CACHED,
+            stamp=word(stamp),
         )
 
     def wait_stamps(
@@ -161,17 +180,22 @@ class Block(Verbs):
         vector: int = 1,
         bound: int | None = None,
         on_timeout: Callable[[], None] | None = None,
+        seconds: float | None = None,
+        resume: bool = False,
+        ragged: bool = False,
     ) -> None:
-        """Poll this agent's share of a span of packets until every stamp meets the condition."""
-        check_bound(bound, None, on_timeout)
-        self._emit(
+        """Poll this agent's share of a span of packets until every stamp meets the condition; bounds as in `wait`."""
+        check_bound(bound, seconds, on_timeout)
+        self._bounded(
             WaitStamp,
+            on_timeout,
+            resume,
             span=span_of(span),
-            mapping=self.mapping(vector),
+            mapping=self.mapping(vector, ragged),
             cond=condition(cond),
             value=word(value),
             bound=bound,
-            on_timeout=self._handler(on_timeout),
+            seconds=seconds,
         )
 
     def barrier(self) -> None:
@@ -206,9 +230,17 @@ class Block(Verbs):
         super().ret()
 
     def wait_previous(self) -> None:
-        """Wait for the kernel before this one on the stream, in a launch that overlaps it."""
-        for done, agents in self._builder.running(self.rank, self._launch.stream)[-1:]:
-            self.wait(done, ">=", agents, ACQUIRE, SYSTEM)
+        """In a launch that overlaps the kernel before it on the stream, wait for that kernel; others have already."""
+        before = self._builder.running(self.rank, self._launch.stream) if self._launch.overlap else []
+        for done, agents in before[-1:]:
+            self.after_kernel(done, agents)
+
+    def after_kernel(self, at: Buffer, value: int) -> None:
+        """A kernel boundary: all that comes before `at` has reached `value` happens before what follows."""
+        fields = {"bound": None, "seconds": None, "on_timeout": None}
+        self._emit(
+            Wait, word=at.word, cond=Cond.GE, value=word(value), order=ACQUIRE, scope=SYSTEM, boundary=True, **fields
+        )
 
     def _payload(self, buffer: Buffer | None, name: str) -> Buffer:
         if buffer is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.errors import LabError
 from lab.protocol.block import SHARED_WORDS, Block, Launch
-from lab.protocol.config import ACQ_REL, ACQUIRE, BLOCK_SHARED, HOST_MAPPED, MAX_BLOCKS, SYSTEM, Config
+from lab.protocol.config import ACQ_REL, BLOCK_SHARED, HOST_MAPPED, MAX_BLOCKS, SYSTEM, Config
 from lab.protocol.errors import ProtocolError, site_of, user_site
 from lab.protocol.expr import Const, RegisterError, word
 from lab.protocol.host import Host
@@ -155,19 +155,17 @@ class Builder:
 
     def _preamble(self, b: Block, go: Buffer, stream: int, overlap: bool) -> None:
         b.phase("launch")
-        b.wait(go, ">=", 1, ACQUIRE, SYSTEM)
+        b.after_kernel(go, 1)
         for done, agents in [] if overlap else self.running(b.rank, stream):
-            # Kernel boundary: everything the kernels before did happens before everything this one does.
-            b.wait(done, ">=", agents, ACQUIRE, SYSTEM)
+            b.after_kernel(done, agents)
         b.phase("")
 
     def _epilogue(self, recorder: Recorder, done: Buffer) -> None:
         recorder.returned = False
         recorder.place(recorder.end)
         recorder.phase = "kernel end"
-        recorder.emit(
-            Rmw, fn="add", word=done.word, value=word(1), expected=None, dst=None, order=ACQ_REL, scope=SYSTEM
-        )
+        fields = {"expected": None, "dst": None, "boundary": True}
+        recorder.emit(Rmw, fn="add", word=done.word, value=word(1), order=ACQ_REL, scope=SYSTEM, **fields)
 
     def _agent(
         self,
@@ -191,7 +189,7 @@ def _check_waits(program: Program) -> None:
     Unless what the region holds at first meets the wait.
     """
     written = {op.word.region.name for agent in program.agents for op in agent.ops if isinstance(op, (Store, Rmw))}
-    waits = [op for agent in program.agents for op in agent.ops if isinstance(op, Wait) and op.bound is None]
+    waits = [op for agent in program.agents for op in agent.ops if isinstance(op, Wait) and op.on_timeout is None]
     for op in waits:
         region = op.word.region
         met = isinstance(op.value, Const) and op.cond.met(region.initial, op.value.value, op.word.count)

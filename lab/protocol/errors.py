@@ -38,16 +38,16 @@ def user_site() -> Site:
     inner = outer = frame
     while frame is not None and frame.f_code.co_filename not in _LANGUAGE:
         outer, frame = frame, frame.f_back
-    code = inner.f_code
-    return _site(code.co_filename, inner.f_lineno, outer.f_lineno if outer is not inner else 0, code.co_name)
+    code, called_at = inner.f_code, outer.f_lineno if outer is not inner else 0
+    return _site(code.co_filename, inner.f_lineno, called_at, outer.f_code.co_filename, code.co_name)
 
 
 def site_of(problem: BaseException) -> Site | None:
     """Where the user's text is that raised `problem`: the innermost line outside the language; None: nowhere."""
     lines = [frame for frame in traceback.extract_tb(problem.__traceback__) if frame.filename not in _LANGUAGE]
-    return _site(lines[-1].filename, lines[-1].lineno or 0, 0, "") if lines else None
+    return _site(lines[-1].filename, lines[-1].lineno or 0, 0, "", "") if lines else None
 
 
 @cache
-def _site(file: str, line: int, called_at: int, function: str) -> Site:
-    return Site(file, line, linecache.getline(file, line).strip(), called_at, function)
+def _site(file: str, line: int, called_at: int, called_in: str, function: str) -> Site:
+    return Site(file, line, linecache.getline(file, line).strip(), called_at, called_in, function)

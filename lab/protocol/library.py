@@ -15,6 +15,8 @@ from lab.protocol.published import MODULES
 from lab.protocol.write import Protocol
 
 BUILT_IN = {
+    "one_shot": "lab.protocol.one_shot",
+    "two_shot": "lab.protocol.two_shot",
     "seed_one_shot": "lab.protocol.seed_rdna_ar",
     "seed_two_shot": "lab.protocol.seed_rdna_ar",
     "repaired_two_shot": "lab.protocol.repaired_rdna_ar",

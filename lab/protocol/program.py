@@ -100,6 +100,7 @@ class Site:
         file, line, text: The line itself.
         called_at: The line of the protocol function that called a helper that holds it; 0: the line is the protocol's
             own.
+        called_in: Its file.
         function: The helper's name.
     """
 
@@ -107,11 +108,15 @@ class Site:
     line: int
     text: str
     called_at: int = 0
+    called_in: str = ""
     function: str = ""
 
     def __str__(self) -> str:
-        name = self.file.rsplit("/", 1)[-1]
-        return f"{name}:{self.called_at} ({self.function}:{self.line})" if self.called_at else f"{name}:{self.line}"
+        own = f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
+        if not self.called_at:
+            return own
+        helper = f"{self.function}:{self.line}" if self.called_in == self.file else f"{self.function}, {own}"
+        return f"{self.called_in.rsplit('/', 1)[-1]}:{self.called_at} ({helper})"
 
 
 @dataclass(frozen=True)
@@ -187,18 +192,23 @@ class Mapping:
     """Which elements of a span one agent handles, and in which iteration of its loop.
 
     Thread `g` of a grid of `grid` threads takes vector `g`, `g + grid`, ... of `vector` elements each; what the vectors
-    leave over (fewer than `vector` elements) is taken one element a thread. This agent has threads `[first, first +
-    threads)`.
+    leave over (fewer than `vector` elements) is taken one element a thread or, if `ragged`, is the last vector, a
+    shorter one. This agent has threads `[first, first + threads)`.
     """
 
     first: int
     threads: int
     grid: int
     vector: int = 1
+    ragged: bool = False
+
+    def vectored(self, length: int) -> int:
+        """Elements of a span of `length` that are handled in vectors."""
+        return length if self.ragged else length // self.vector * self.vector
 
     def chunks(self, length: int) -> Iterator[tuple[int, int, int]]:
         """Yield (iteration, lo, hi): the contiguous elements of a span of `length` that this agent handles."""
-        whole = length // self.vector * self.vector
+        whole = self.vectored(length)
         step, width = self.grid * self.vector, self.threads * self.vector
         for iteration, lo in enumerate(range(self.first * self.vector, whole, step)):
             yield iteration, lo, min(lo + width, whole)
@@ -226,6 +236,10 @@ class Op:
 
 def _at(order: Order, scope: Scope) -> str:
     return f"({order.name.lower()}, {scope.name.lower()})"
+
+
+def _limit(bound: int | None, seconds: float | None) -> str:
+    return f", at most {bound} polls" if bound else f", at most {seconds} s" if seconds else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +274,10 @@ class Store(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class Rmw(Op):
-    """Read-modify-write: `fn` is `add`, `sub`, `max`, `or`, `exchange` or `cas`; `dst`, if any, gets the old value."""
+    """Read-modify-write: `fn` is `add`, `sub`, `max`, `or`, `exchange` or `cas`; `dst`, if any, gets the old value.
+
+    `boundary`: the end of a kernel; it orders as an `acq_rel` fence before it does, too.
+    """
 
     fn: str
     word: WordRef
@@ -269,6 +286,7 @@ class Rmw(Op):
     dst: int | None
     order: Order
     scope: Scope
+    boundary: bool = False
 
     def describe(self) -> str:
         """See `Op.describe`."""
@@ -280,7 +298,8 @@ class Rmw(Op):
 class Wait(Op):
     """Poll until the condition holds.
 
-    After `bound` polls, or `seconds`, give up and jump to `on_timeout` (an op position).
+    After `bound` polls, or `seconds`, give up and jump to `on_timeout` (an op position). `boundary`: the start of a
+    kernel; it orders as an `acq_rel` fence behind it does, too.
     """
 
     word: WordRef
@@ -291,10 +310,11 @@ class Wait(Op):
     bound: int | None = None
     seconds: float | None = None
     on_timeout: int | None = None
+    boundary: bool = False
 
     def describe(self) -> str:
         """See `Op.describe`."""
-        limit = f", at most {self.bound} polls" if self.bound else f", at most {self.seconds} s" if self.seconds else ""
+        limit = _limit(self.bound, self.seconds)
         return f"wait {self.word} {self.cond.symbol} {self.value} {_at(self.order, self.scope)}{limit}"
 
 
@@ -348,7 +368,8 @@ class Branch(Op):
 class Move(Op):
     """`dst[i] = sum(src[i] for src in sources)` over the agent's share of the span; one source is a copy.
 
-    `stamp`, when given, is written beside every element in the same store (a packet of data and flag).
+    `stamp`, when given, is written beside every element in the same store (a packet of data and flag: one relaxed
+    atomic store at system scope). Without sources it is a packet without data.
     """
 
     dst: Span
@@ -360,7 +381,9 @@ class Move(Op):
     def describe(self) -> str:
         """See `Op.describe`."""
         how = {1: "scalar"}.get(self.mapping.vector, f"vector of {self.mapping.vector}")
-        if len(self.sources) == 1:
+        if not self.sources:
+            text = f"clear {self.dst} ({how})"
+        elif len(self.sources) == 1:
             text = f"copy {self.sources[0]} -> {self.dst} ({how})"
         else:
             text = f"reduce {' + '.join(map(str, self.sources))} -> {self.dst} ({how})"
@@ -376,11 +399,12 @@ class WaitStamp(Op):
     cond: Cond
     value: Expr
     bound: int | None = None
+    seconds: float | None = None
     on_timeout: int | None = None
 
     def describe(self) -> str:
         """See `Op.describe`."""
-        return f"wait stamps of {self.span} {self.cond.symbol} {self.value}"
+        return f"wait stamps of {self.span} {self.cond.symbol} {self.value}{_limit(self.bound, self.seconds)}"
 
 
 @dataclass(frozen=True, kw_only=True)

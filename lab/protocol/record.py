@@ -46,7 +46,7 @@ class Recorder:
     ops: list[tuple[type[Op], dict[str, object]]] = field(default_factory=list)
     registers: int = 0
     end: Label = field(default_factory=Label)
-    deferred: list[tuple[Label, Callable[[], None], str]] = field(default_factory=list)
+    deferred: list[tuple[Label, Callable[[], None], Label]] = field(default_factory=list)
     returned: bool = False
     muted: int = 0
 
@@ -83,12 +83,12 @@ class Recorder:
             stop = Label()
             self.emit(Branch, cond=None, target=stop)
             while self.deferred:
-                label, handler, phase = self.deferred.pop(0)
+                label, handler, behind = self.deferred.pop(0)
                 self.place(label)
-                self.phase, self.returned = phase, False
+                self.phase, self.returned = "timeout", False
                 handler()
                 if not self.returned:
-                    self.emit(Branch, cond=None, target=self.end)
+                    self.emit(Branch, cond=None, target=behind)
             self.place(stop)
         built = []
         for kind, fields in self.ops:
@@ -188,16 +188,20 @@ class Verbs:
         bound: int | None = None,
         on_timeout: Callable[[], None] | None = None,
         seconds: float | None = None,
+        resume: bool = False,
     ) -> None:
         """Poll a word until `word cond value`; cond is one of ==, !=, >=, >=s (signed), >=mod (modulo 2**32), sum<=.
 
         After `bound` polls, or `seconds`, without success it runs `on_timeout`, which records what the agent does then;
-        after it the agent returns. Polls take no known time: their bound may be reached while the other side is only
-        late; `seconds` are taken to be longer than any delay, so that they pass only when nothing else can happen.
+        after it the agent returns or, with `resume`, goes on behind the wait. Polls take no known time: their bound may
+        be reached while the other side is only late; `seconds` are taken to be longer than any delay, so that they pass
+        only when nothing else can happen.
         """
         check_bound(bound, seconds, on_timeout)
-        self._emit(
+        self._bounded(
             Wait,
+            on_timeout,
+            resume,
             word=word_ref(at),
             cond=condition(cond),
             value=word(value),
@@ -205,15 +209,18 @@ class Verbs:
             scope=scope,
             bound=bound,
             seconds=seconds,
-            on_timeout=self._handler(on_timeout),
         )
 
-    def _handler(self, on_timeout: Callable[[], None] | None) -> Label | None:
-        if on_timeout is None or self._recorder is None:
-            return None
-        label = Label()
-        self._recorder.deferred.append((label, on_timeout, "timeout"))
-        return label
+    def _bounded(self, kind: type[Op], on_timeout: Callable[[], None] | None, resume: bool, **fields: object) -> None:
+        """Record a wait, and for later its handler."""
+        if on_timeout is None or self._recorder is None or self._recorder.muted:
+            self._emit(kind, on_timeout=None, **fields)
+            return
+        label, behind = Label(), Label() if resume else self._recorder.end
+        self._emit(kind, on_timeout=label, **fields)
+        self._recorder.deferred.append((label, on_timeout, behind))
+        if resume:
+            self._recorder.place(behind)
 
     def fence(self, order: Order, scope: Scope) -> None:
         """Order this agent's accesses before and after; covers this agent only."""

@@ -43,6 +43,7 @@ from lab.protocol.program import (
 # Columns of `Tables.ops`, one 64-byte row an operation.
 KIND, ADDR, SELECT, VALUE, DST, FN, TARGET, SYNC, COUNT, EXPECTED, AGENT, POSITION, STAMP, CLOCK = range(14)
 COLUMNS = 16
+BOUNDARY = 4  # in SYNC = order | scope << 4: a kernel starts or ends, which orders as a fence does
 MAX_DEPTH = 16  # places on the stack that evaluates an operand
 # KIND
 LOAD, STORE, RMW, WAIT, FENCE, SET, BRANCH, MOVE, FILL, EXPECT, WAIT_STAMP, NOP = range(12)
@@ -328,7 +329,7 @@ class _Compiler:
         program = self.program
         payload = [region for region in program.regions if region.kind == "payload"]
         bounds: dict[object, np.ndarray] = {r.id: np.array([0, r.length], np.int64) for r in payload}
-        chunks: dict[tuple[int, int, int, int, int], None] = {}
+        chunks: dict[tuple[int, int, int, int, int, int], None] = {}
         links: dict[tuple[object, int, object, int, int], None] = {}
         for region in payload:
             if region.source is not None and not region.constant:
@@ -342,7 +343,8 @@ class _Compiler:
                 starts = [self._starts(span, op) for span in spans]
                 for span, first in zip(spans, starts, strict=True):
                     for start in first:
-                        chunks[span.region.id, start, span.length, mapping.threads, mapping.vector] = None
+                        whole = mapping.vectored(span.length)
+                        chunks[span.region.id, start, span.length, whole, mapping.threads, mapping.vector] = None
                 for other, second in zip(spans[1:], starts[1:], strict=True):
                     for a in starts[0]:
                         for b in second:
@@ -352,8 +354,8 @@ class _Compiler:
                     element = op.first if isinstance(op, Expect) else 0
                     links[spans[0].region.id, starts[0][0], ("version", version[1]), element, spans[0].length] = None
         cuts: dict[object, list[np.ndarray]] = {key: [value] for key, value in bounds.items()}
-        for region_id, start, length, threads, vector in chunks:
-            cuts[region_id].append(_chunk_bounds(start, length, threads, vector))
+        for region_id, start, length, whole, threads, vector in chunks:
+            cuts[region_id].append(_chunk_bounds(start, length, whole, threads, vector))
         bounds = {key: _sorted_unique(np.concatenate(parts)) for key, parts in cuts.items()}
         for key in {key for link in links for key in (link[0], link[2])} - bounds.keys():
             bounds[key] = np.zeros(0, np.int64)
@@ -463,6 +465,8 @@ class _Compiler:
             row[ADDR], row[SELECT] = self._word_address(op.word, op)
             row[SYNC] = int(op.order) | int(op.scope) << 4
             row[COUNT] = op.word.count
+            if isinstance(op, (Wait, Rmw)) and op.boundary:
+                row[SYNC] |= BOUNDARY
         elif self._spans(op) is not None:
             row[ADDR], row[SELECT] = self._payload_rows(op)
         if isinstance(op, Fence):
@@ -477,7 +481,7 @@ class _Compiler:
         if isinstance(op, (Wait, WaitStamp)):
             row[FN] = int(op.cond)
             row[TARGET] = -1 if op.on_timeout is None else base + op.on_timeout
-        if isinstance(op, Wait) and op.seconds is not None:
+        if isinstance(op, (Wait, WaitStamp)) and op.seconds is not None:
             row[CLOCK] = 1
         if isinstance(op, Rmw):
             row[FN] = _RMW[op.fn]
@@ -495,8 +499,7 @@ def _depth(expr: Expr) -> int:
     return max(_depth(expr.left), 1 + _depth(expr.right))
 
 
-def _chunk_bounds(start: int, length: int, threads: int, vector: int) -> np.ndarray:
-    whole = length // vector * vector
+def _chunk_bounds(start: int, length: int, whole: int, threads: int, vector: int) -> np.ndarray:
     vectors = np.arange(0, whole, threads * vector, dtype=np.int64)
     tail = np.arange(whole, length, threads, dtype=np.int64)
     return start + np.concatenate((vectors, tail, np.array([0, length], np.int64)))
@@ -504,7 +507,7 @@ def _chunk_bounds(start: int, length: int, threads: int, vector: int) -> np.ndar
 
 def _chunk_table(mapping: Mapping, length: int) -> np.ndarray:
     """`Mapping.chunks` as an array of (iteration, lo, hi)."""
-    whole = length // mapping.vector * mapping.vector
+    whole = mapping.vectored(length)
     lo = np.arange(mapping.first * mapping.vector, whole, mapping.grid * mapping.vector, dtype=np.int64)
     hi = np.minimum(lo + mapping.threads * mapping.vector, whole)
     tail_lo, tail_hi = whole + mapping.first, min(whole + mapping.first + mapping.threads, length)

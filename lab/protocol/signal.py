@@ -1,0 +1,65 @@
+"""Turns, bounded waits and the flag exchange of the lab's kernels: `lab/kernels/hip/signal.hpp` in the language.
+
+A wait here gives up only when nothing else can move: its bound is wall clock, longer than any delay. So a wait is met
+or its peer is *lost*; that it was *late* is a matter of time and not said. What the first threads of a wave do for a
+peer each, thread 0 does for all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from lab.protocol.staging import LOST
+from lab.protocol.write import ACQUIRE, DEVICE, RELAXED, RELEASE, SYSTEM, WAVE, Block, Expr, Reg
+
+SECONDS = 10.0  # timeout and grace of a communicator
+
+
+@dataclass(frozen=True)
+class Turn:
+    """This block's view of the call it takes part in; `dead`: an earlier call of this rank lost a peer."""
+
+    epoch: Reg
+    parity: Reg
+    dead: Expr
+
+
+def begin_call(b: Block) -> Turn:
+    """Every thread reads the epoch word of its block: a plain access, ordered by kernel boundaries."""
+    epoch = b.let(b.load(b.mine.epoch[b.block], RELAXED, WAVE, "last") + 1, "epoch")
+    aborted_at = b.load(b.mine.aborted_at, RELAXED, SYSTEM, "aborted_at")
+    return Turn(epoch, b.let(epoch % 2, "parity"), (aborted_at != 0) & (aborted_at < epoch))
+
+
+def advance_epoch(b: Block, turn: Turn) -> None:
+    """After a block barrier behind begin_call; all words, whatever the grid of this call is."""
+    for word in range(b.block, b.mine.epoch.elements, b.blocks):
+        if word // b.blocks % b.threads in b.own_threads:
+            b.store(b.mine.epoch[word], turn.epoch, RELAXED, WAVE)
+
+
+def give_up(b: Block, turn: Turn, algorithm: int, phase: int, peer: int, lost: Reg) -> None:
+    """The first thread of this rank to lose a peer writes the record."""
+    first = b.leader.cas(b.mine.aborted_at, 0, turn.epoch, RELAXED, DEVICE)
+    with b.leader.when(first == 0):
+        fields: list[Expr | int] = [algorithm, phase, peer, turn.epoch, b.block]
+        for place, value in enumerate(fields, 1):
+            b.leader.store(b.mine.record[place], value, RELAXED, SYSTEM)
+        b.leader.store(b.mine.record[0], LOST, RELEASE, SYSTEM)
+    b.leader.assign(lost, 1)
+
+
+def exchange_release_acquire(b: Block, turn: Turn, algorithm: int, row: int) -> Expr:
+    """Block b of this rank meets block b of every peer; not zero, in all threads, when a peer is lost."""
+    lost = b.leader.let(0, "lost")
+    b.barrier()  # drains; here a barrier makes the releases below cover every wave, as a drained one does there
+    for j in b.peers:
+        b.leader.store(b.on(j).flags[row, b.block, b.rank], turn.epoch, RELEASE, SYSTEM)
+    for j in b.peers:
+        b.leader.wait(
+            b.mine.flags[row, b.block, j], ">=", turn.epoch, RELAXED, SYSTEM,
+            seconds=SECONDS, on_timeout=partial(give_up, b, turn, algorithm, row, j, lost), resume=True,
+        )  # fmt: skip
+    b.leader.fence(ACQUIRE, SYSTEM)
+    return b.share(lost)
