@@ -21,8 +21,9 @@ from lab.kernels.staging import (
     WaitRecord,
     decode_records,
 )
+from lab.kernels.stamps import EVENTS, STAMP, trace_of
+from lab.trace import Trace
 
-EVENTS = ("begin", "pushed", "exchanged", "reduced", "gathered", "end")  # the order of lab::Event
 OUTCOMES = ("finished", "out of steps", "diverged at a barrier")  # the order of lab::host::Outcome
 NEVER = 1 << 62
 
@@ -90,8 +91,8 @@ class HostRanks:
         artifact = build(
             "host", world=layout.world, rounding=rounding, kernels=kernels, trace=trace, source=source, cache=cache
         )
-        shape = (layout.world, MAX_BLOCKS if trace else 0, len(EVENTS))
-        self.stamps = np.zeros(shape, [("ticks", np.uint64), ("what", np.uint64)])
+        self._traces = trace
+        self.stamps = np.zeros((layout.world, 0, MAX_BLOCKS, len(EVENTS)), STAMP)
         self.module = bridge(cache).HostModule(artifact.path)
         mirrored = [ctypes.sizeof(kind) for kind in (Call, _Launch, Control, WaitRecord, _Options)]
         if self.module.sizes() != mirrored:
@@ -134,13 +135,28 @@ class HostRanks:
         delays = [*start_after, *[0] * (8 - len(start_after))]
         alive = [rank for rank in range(self.layout.world) if delays[rank] < NEVER]
         launches = (_Launch * (len(collectives) * len(alive)))()
-        for i, (collective, rank) in enumerate((c, r) for c in collectives for r in alive):
+        if self._traces:
+            self.stamps = np.zeros((self.layout.world, len(collectives), *self.stamps.shape[2:]), STAMP)
+        for i, (nth, rank) in enumerate((n, r) for n in range(len(collectives)) for r in alive):
+            collective, call = collectives[nth], launches[i].call
             launches[i].kernel = self.module.kernel(f"{collective.algorithm}_{collective.dtype}")
-            self._fill(launches[i].call, collective, rank, rounding_seed)
+            self._fill(call, collective, rank, rounding_seed)
+            if self._traces:
+                call.trace, call.trace_events = self.stamps[rank, nth].ctypes.data, len(EVENTS)
         options = _Options(seed=seed, step_limit=step_limit, ranks=self.layout.world, weak=weak)
         options.start_after[:] = [min(delay, NEVER) for delay in delays]
         outcome, steps = self.module.run(bytes(launches), len(launches), bytes(options))
         return HostRun(OUTCOMES[outcome], steps, [decode_records(records) for records in self.records])
+
+    def trace(self) -> Trace:
+        """The phases of the last run's calls. All ranks share one clock, the scheduler: a step counts as 1 ns.
+
+        Raises:
+            LabError: The kernels were built without stamps, or a call did not end.
+        """
+        if not self._traces:
+            raise LabError("these kernels leave no stamps", hint="HostRanks(..., trace=True)")
+        return trace_of(self.stamps, 1e9, machine="CPU host", about={"clock": "scheduler steps, 1 ns each"})
 
     def _fill(self, call: Call, collective: Collective, rank: int, rounding_seed: int) -> None:
         source, target = collective.inputs[rank], collective.outputs[rank]
@@ -157,8 +173,6 @@ class HostRanks:
         call.place(self.layout)
         call.rank, call.blocks, call.threads = rank, collective.blocks, collective.threads
         call.rounding_seed = rounding_seed
-        if self.stamps.size:
-            call.trace, call.trace_events = self.stamps[rank].ctypes.data, len(EVENTS)
         call.aligned = call.input % VECTOR == 0 and call.output % VECTOR == 0
 
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from lab.errors import LabError
 from lab.kernels.build import HIP, KERNELS, Artifact, build
 from lab.kernels.runtime import gpu
@@ -19,6 +21,7 @@ from lab.kernels.staging import (
     WaitRecord,
     decode_records,
 )
+from lab.kernels.stamps import EVENTS, STAMP
 from lab.kernels.strategy import Plan
 
 TICKS_PER_SECOND = {"nvidia": 1_000_000_000, "amd": 100_000_000}  # of lab::wall_clock
@@ -56,6 +59,7 @@ class Rank:
         kernels: Sequence[str] = KERNELS,
         source: Path = HIP,
         cache: Path | None = None,
+        trace_calls: int = 0,
     ):
         """Allocate and load.
 
@@ -74,6 +78,7 @@ class Rank:
             kernels: file stems to load.
             source: folder of the device code.
             cache: folder of compiled files.
+            trace_calls: keep the phase stamps of so many launches, the last ones; 0 compiles them out.
 
         Raises:
             LabError: no runtime or compiler; _runtime.GpuError: a runtime call failed.
@@ -83,7 +88,13 @@ class Rank:
         self._opened: list[int] = []
         self._freed = False
         self.artifact: Artifact = build(
-            architecture, world=layout.world, rounding=rounding, kernels=kernels, source=source, cache=cache
+            architecture,
+            world=layout.world,
+            rounding=rounding,
+            kernels=kernels,
+            trace=trace_calls > 0,
+            source=source,
+            cache=cache,
         )
         self.gpu.set_device(device)
         module = self.gpu.load_module(self.artifact.path.read_bytes())
@@ -104,6 +115,9 @@ class Rank:
             rank=rank,
         )
         self._call.place(layout)
+        self._stamps = np.zeros((trace_calls, MAX_BLOCKS, len(EVENTS)), STAMP)
+        self._device_stamps = self.gpu.malloc(self._stamps.nbytes) if trace_calls else 0
+        self._launches = 0
         self.reset()
 
     def blocks_per_multiprocessor(self, threads: int = 512) -> int:
@@ -141,6 +155,9 @@ class Rank:
         control.epoch[:] = [epoch] * MAX_BLOCKS
         self.gpu.write(self._control, bytes(control))
         ctypes.memset(self._host_records, 0, 2 * ctypes.sizeof(WaitRecord))
+        if self._device_stamps:
+            self.gpu.memset(self._device_stamps, 0, self._stamps.nbytes)
+        self._launches = 0
         self.gpu.synchronize()
 
     def epoch(self) -> int:
@@ -171,8 +188,28 @@ class Rank:
         call.input, call.output, call.count = source, target, count
         call.blocks, call.threads = plan.blocks, plan.threads
         call.aligned = source % VECTOR == 0 and target % VECTOR == 0
+        if self._device_stamps:
+            nth = self._launches % len(self._stamps)
+            call.trace, call.trace_events = self._device_stamps + nth * self._stamps[0].nbytes, len(EVENTS)
+        self._launches += 1
         kernel = self._kernels[plan.algorithm, dtype]
         self.gpu.launch(kernel, plan.blocks, plan.threads, bytes(call), stream, self.overlap)
+
+    def stamps(self) -> np.ndarray:
+        """Phase stamps since the last reset, for `stamps.trace_of`: STAMP (calls, MAX_BLOCKS, len(EVENTS)).
+
+        A captured launch stamps its own place again at every replay. Call it when no kernel runs.
+
+        Raises:
+            LabError: `trace_calls` was 0.
+        """
+        if not self._device_stamps:
+            raise LabError("this rank keeps no stamps", hint="Rank(..., trace_calls=n)")
+        self.gpu.set_device(self.device)
+        held = bytearray(self._stamps.nbytes)
+        self.gpu.read(self._device_stamps, held)
+        found = np.frombuffer(held, STAMP).reshape(self._stamps.shape)
+        return found[: min(self._launches, len(found))]
 
     def waits(self) -> list[Wait]:
         """The late and the lost wait that kernels have reported so far. Reads host memory only."""
@@ -188,6 +225,8 @@ class Rank:
             self.gpu.close_shared(base)
         self.gpu.free(self.address)
         self.gpu.free(self._control)
+        if self._device_stamps:
+            self.gpu.free(self._device_stamps)
         self._records = (WaitRecord * 2)()
         self.gpu.free_host(self._host_records)
 

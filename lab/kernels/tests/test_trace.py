@@ -1,38 +1,70 @@
-"""The phase stamps: there when asked for, and no instruction of them otherwise."""
+"""The phase stamps: a trace when asked for, and no instruction of them otherwise."""
 
 import numpy as np
 import pytest
 
+from lab.compare import align, compare
+from lab.errors import LabError
 from lab.kernels.build import KERNELS, build
-from lab.kernels.host import EVENTS, HostRanks
-from lab.kernels.staging import ALGORITHMS
+from lab.kernels.host import HostRanks
+from lab.kernels.stamps import EVENTS, MEETINGS, PHASES, STAMP, trace_of
 from lab.kernels.tests.scenario import layout, make
 
-STAMPED = {
-    "one_shot": ("begin", "pushed", "exchanged", "end"),
-    "two_shot": EVENTS,
-    "low_latency": ("begin", "pushed", "end"),
-}
+
+@pytest.fixture(scope="module")
+def ranks():
+    return HostRanks(layout(2), trace=True)
 
 
-def test_a_call_stamps_its_phases_in_order():
-    ranks = HostRanks(layout(2), trace=True)
-    for algorithm in KERNELS:
-        ranks.reset(epoch=41)
-        ranks.stamps[:] = 0
-        scenario = make(3, 2, 1, algorithms=[algorithm], max_blocks=2)
-        _, wrong = scenario.play(ranks, seed=1)
-        assert not wrong
-        blocks = scenario.calls[0].blocks
-        for rank in range(2):
-            for block in range(blocks):
-                ticks = [int(ranks.stamps[rank, block, EVENTS.index(event)]["ticks"]) for event in STAMPED[algorithm]]
-                assert ticks == sorted(ticks) and ticks[0] > 0
-                for event in STAMPED[algorithm]:
-                    what = int(ranks.stamps[rank, block, EVENTS.index(event)]["what"])
-                    expected = (42, block, ALGORITHMS.index(algorithm), EVENTS.index(event))
-                    assert (what >> 32, what >> 16 & 0xFFFF, what >> 8 & 0xFF, what & 0xFF) == expected
-        assert not np.any(ranks.stamps[:, blocks:]["ticks"])
+def played(ranks, algorithm, calls=3, max_blocks=2):
+    ranks.reset(epoch=41)
+    scenario = make(3, 2, calls, algorithms=[algorithm], max_blocks=max_blocks)
+    _, wrong = scenario.play(ranks, seed=1)
+    assert not wrong
+    return scenario, ranks.trace()
+
+
+@pytest.mark.parametrize("algorithm", KERNELS)
+def test_every_block_of_every_call_has_the_phases_of_its_kernel(ranks, algorithm):
+    scenario, trace = played(ranks, algorithm)
+    assert trace.phases == tuple(phase for _, phase in PHASES[algorithm])
+    assert (trace.source, trace.machine) == ("recorded", "CPU host")
+    for rank in range(2):
+        for nth, call in enumerate(scenario.calls):
+            here = trace.spans[(trace.spans["rank"] == rank) & (trace.spans["call"] == 42 + nth)]
+            assert sorted(set(here["block"])) == list(range(call.blocks))
+            for block in range(call.blocks):
+                own = here[here["block"] == block]
+                assert own["phase"].tolist() == list(range(len(trace.phases)))
+                assert np.array_equal(own["begin"][1:], own["end"][:-1]) and own["begin"][0] > 0
+
+
+@pytest.mark.parametrize("algorithm", KERNELS)
+def test_the_meetings_hold_and_bound_the_clocks(ranks, algorithm):
+    _, trace = played(ranks, algorithm, calls=20, max_blocks=1)  # a block of low_latency without a vector meets nobody
+    found = align(trace.shifted({1: 1e6}), MEETINGS[algorithm])
+    assert abs(found.offsets[1] + 1e6) <= found.uncertainty[1]
+    assert compare(trace, found.trace).table.loc[PHASES[algorithm][0][1], "ratio"] == pytest.approx(1)
+
+
+def test_stamps_that_do_not_belong_together_are_refused(ranks):
+    played(ranks, "two_shot")
+    for damage, message in (
+        (("what", 0, np.uint64(1) << np.uint64(40)), "belong together"),
+        (("ticks", 2, np.uint64(0)), "has no stamp 'exchanged'"),
+    ):
+        stamps = ranks.stamps.copy()
+        field, event, change = damage
+        stamps[1, 1, 0][field][event] = change if field == "ticks" else stamps[1, 1, 0][field][event] ^ change
+        with pytest.raises(LabError, match=message):
+            trace_of(stamps, 1e9, machine="CPU host")
+    with pytest.raises(LabError, match="another shape"):
+        trace_of(np.zeros((2, 3, len(EVENTS)), STAMP), 1e9, machine="CPU host")
+
+
+def test_kernels_without_stamps_say_so():
+    with pytest.raises(LabError, match="leave no stamps"):
+        HostRanks(layout(2)).trace()
 
 
 def test_off_it_costs_no_instruction():
@@ -43,4 +75,4 @@ def test_off_it_costs_no_instruction():
         clocks[trace] = made.path.read_text().count("s_memrealtime")
     # Three reads of the clock belong to the bounded wait of each of the three element types.
     assert clocks[False] <= 9 < clocks[True]
-    assert clocks[True] - clocks[False] == 3 * len(STAMPED["one_shot"])
+    assert clocks[True] - clocks[False] == 3 * (1 + len(PHASES["one_shot"]))
