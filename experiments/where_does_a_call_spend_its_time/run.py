@@ -17,8 +17,8 @@ import torch
 
 from lab.kernels.communicator import _describe
 from lab.kernels.rank import TICKS_PER_SECOND, Rank, connect_in_process
-from lab.kernels.stamps import trace_of
 from lab.kernels.staging import MAX_BLOCKS, Layout
+from lab.kernels.stamps import trace_of
 from lab.kernels.strategy import Band, Room, launch_shape
 
 CASES = (
