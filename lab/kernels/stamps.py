@@ -15,20 +15,20 @@ STAMP = np.dtype([("ticks", np.uint64), ("what", np.uint64)])
 EVENTS = ("begin", "pushed", "exchanged", "reduced", "gathered", "end")
 """The order of lab::Event."""
 PHASES: dict[str, tuple[tuple[str, str], ...]] = {
-    "one_shot": (("pushed", "push"), ("exchanged", "meet"), ("end", "reduce")),
+    "one_shot": (("pushed", "scatter"), ("exchanged", "exchange"), ("end", "reduce")),
     "two_shot": (
-        ("pushed", "push"),
-        ("exchanged", "meet"),
+        ("pushed", "scatter"),
+        ("exchanged", "exchange"),
         ("reduced", "reduce"),
-        ("gathered", "meet again"),
+        ("gathered", "gather"),
         ("end", "copy out"),
     ),
     "low_latency": (("pushed", "push"), ("end", "receive")),
 }
 """The stamps of each kernel after `begin`, with the phase that each of them ends, as its protocol names it."""
 MEETINGS: dict[str, dict[str, str]] = {
-    "one_shot": {"meet": "meet"},
-    "two_shot": {"meet": "meet", "meet again": "meet again"},
+    "one_shot": {"exchange": "exchange"},
+    "two_shot": {"exchange": "exchange", "gather": "gather"},
     "low_latency": {"receive": "push"},
 }
 """Which phase no block ends before the same block of every peer has begun which; see `lab.compare.align`.

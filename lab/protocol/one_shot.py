@@ -33,6 +33,7 @@ def one_shot(b: Block) -> None:
     b.phase("scatter")
     for j in b.peers:
         b.copy(b.input, scatter_slot(b, j, turn.parity, b.rank)[:n], width, ragged=True)
+    b.phase("exchange")
     lost = exchange_release_acquire(b, turn, algorithm, SCATTER)
     advance_epoch(b, turn)
     with b.when(lost != 0):

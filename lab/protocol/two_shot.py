@@ -47,6 +47,7 @@ def two_shot(b: Block) -> None:
     b.phase("scatter")
     for j in b.peers:
         b.copy(b.input[part[j]], scatter_slot(b, j, turn.parity, b.rank)[: size[j]], width, ragged=True)
+    b.phase("exchange")
     lost = exchange_release_acquire(b, turn, algorithm, SCATTER)
     advance_epoch(b, turn)
     with b.when(lost != 0):
