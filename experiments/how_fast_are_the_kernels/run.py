@@ -1,7 +1,7 @@
 """How long does an all-reduce take inside a CUDA graph, against NCCL and torch's symmetric memory?
 
 One process per GPU. Every candidate runs in the same process: a graph of several calls, replayed; the median replay
-of the slower rank, divided by the calls.
+of the slower rank, divided by the calls. So do the floors (lab/kernels/hip/floors), in the launch shape of ours.
 """
 
 import os
@@ -25,11 +25,13 @@ import torch.distributed._symmetric_memory as symm
 from lab.kernels.communicator import _describe
 from lab.kernels.rank import Rank, connect_in_process
 from lab.kernels.staging import MAX_BLOCKS, Layout
-from lab.kernels.strategy import Band, Room, default, launch_shape
+from lab.kernels.strategy import Band, Plan, Room, default, launch_shape
 
 LIMIT = 64 << 20
 SIZES = [1 << 10 << i for i in range(17)]
 HERE = Path(__file__).parent
+STAY = 2.0  # microseconds for which a floor's kernel stays, so that the next launch is ready by then, as with ours
+TRIPS = 2000
 
 
 def time_calls(call, nbytes, quick=False):
@@ -102,10 +104,73 @@ def candidates(nbytes, layout, room, tune):
             continue
         for threads in (64, 128, 256, 512) if tune else (256, 512):
             for blocks in (16, 64, 132, 264, 512) if tune else (132, 264):
-                for vectors in (1, 2):
+                for vectors in (1, 2) if tune else (1,):
                     plan = launch_shape(Band(1 << 62, algorithm, threads, blocks, vectors), nbytes, layout.world, room)
                     found[plan] = 0
     return found
+
+
+def connect(end, world):
+    shared = [None] * world
+    dist.all_gather_object(shared, end.share())
+    end.connect(shared)
+    dist.barrier()
+    return end
+
+
+def floors(make_rank, world):
+    """function(plan, nbytes) -> microseconds that no all-reduce of two ranks can do without, by name.
+
+    empty: launch after launch of an empty kernel.
+    hand-over: from the end of a launch to the start of the next one, with the launching itself hidden.
+    alone: the same with the input read and the output written: a call without peers.
+    flight: a vector from one GPU to the other, seen there.
+    push: the whole message written to the other GPU.
+    """
+    ranks = {
+        "empty": connect(make_rank(kernels=["floors/idle"], timeout=0), world),
+        "hand-over": connect(make_rank(kernels=["floors/idle"], timeout=STAY / 1e6), world),
+        "alone": connect(make_rank(kernels=["floors/carry"], timeout=STAY / 1e6), world),
+        "push": connect(make_rank(kernels=["floors/push"]), world),
+    }
+    players = connect(make_rank(kernels=["floors/flight"]), world)
+    tensor = torch.zeros(LIMIT // 2, dtype=torch.bfloat16, device="cuda")
+
+    def launch(rank, kernel, plan, count):
+        shape = Plan(kernel, plan.blocks, plan.threads)
+        return lambda stream: rank.launch(shape, "bf16", tensor.data_ptr(), tensor.data_ptr(), count, stream)
+
+    trips = time_calls(launch(players, "flight", Plan("flight", 1, 32), TRIPS), 1 << 10, quick=True)
+    flight = trips / (2 * TRIPS)
+
+    def measured(plan, nbytes):
+        found = {}
+        for name, rank in ranks.items():
+            (kernel, _) = next(iter(rank._kernels))
+            found[name] = time_calls(launch(rank, kernel, plan, nbytes // 2), nbytes)
+        for name in ("hand-over", "alone"):
+            found[name] = round(found[name] - STAY, 2)
+        found["flight"] = round(flight, 2)
+        found["alone + flight"] = round(found["alone"] + flight, 2)
+        return found
+
+    return measured
+
+
+def table(rows):
+    """The rows as the README shows them."""
+    names = list(rows[0]["peers"])
+    own = ["empty", "hand-over", "alone", "flight", "push"]
+    head = ["bytes", *names, "ours", "ratio to best", *own, "floor / best", "plan"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for row in rows:
+        best = min(row["peers"].values())
+        floor = max(row["floors"]["alone + flight"], row["floors"]["push"])
+        size = f"{row['bytes'] >> 10} Ki" if row["bytes"] < 1 << 20 else f"{row['bytes'] >> 20} Mi"
+        cells = [size, *row["peers"].values(), row["us"], f"{row['us'] / best:.2f}"]
+        cells += [*[row["floors"][name] for name in own], f"{floor / best:.2f}", row["auto"]]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
 
 
 def refcheck(end, plan, source, target):
@@ -123,11 +188,14 @@ def refcheck(end, plan, source, target):
 def measure(rank, world, arguments):
     vendor, architecture = _describe(torch.device("cuda", rank))
     layout = Layout(world, LIMIT, LIMIT if world == 2 else 4 << 20, LIMIT if world == 2 else 4 << 20)
-    end = Rank(vendor, architecture, rank, rank, layout, timeout=20, grace=10, overlap=arguments.overlap)
-    shared = [None] * world
-    dist.all_gather_object(shared, end.share())
-    end.connect(shared)
-    dist.barrier()
+
+    def make_rank(timeout=20, **options):
+        return Rank(
+            vendor, architecture, rank, rank, layout, timeout=timeout, grace=10, overlap=arguments.overlap, **options
+        )
+
+    end = connect(make_rank(), world)
+    floor = floors(make_rank, world) if world == 2 else None
     strategy = default(architecture, world)
     sms = torch.cuda.get_device_properties(rank).multi_processor_count
     room = Room(MAX_BLOCKS, sms * end.blocks_per_multiprocessor() * 512)
@@ -157,9 +225,13 @@ def measure(rank, world, arguments):
                 row[f"best {algorithm}"] = f"{label.split()[1]} {own[label]}"
         for name, microseconds in row["peers"].items():
             row.setdefault("ratios", {})[name] = round(row["us"] / microseconds, 3)
+        if floor:
+            row["floors"] = floor(plan, nbytes)
         rows.append(row)
         if rank == 0:
             print({key: value for key, value in row.items() if key != "ours"}, flush=True)
+    if rank == 0 and floor and others:
+        print(table(rows), flush=True)
     assert not end.waits(), end.waits()
     return rows
 
@@ -247,7 +319,11 @@ def main():
     parser.add_argument("--no-overlap", dest="overlap", action="store_false", help="launch only after the predecessor")
     parser.add_argument("--no-peers", dest="peers", action="store_false")
     parser.add_argument("--out", type=Path, default=HERE / "results")
+    parser.add_argument("--table", type=Path, metavar="JSON", help="only print the table of a result")
     arguments = parser.parse_args()
+    if arguments.table:
+        print(table(json.loads(arguments.table.read_text())["rows"]))
+        return
     if not torch.cuda.is_available():
         raise SystemExit("this experiment needs a GPU that torch can use; on the CPU: pytest lab/kernels")
     if arguments.share:

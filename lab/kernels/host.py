@@ -121,6 +121,7 @@ class HostRanks:
         step_limit: int = 1 << 34,
         start_after: Sequence[int] = (),
         rounding_seed: int = 0,
+        early: bool = False,
     ) -> HostRun:
         """Play the calls back to back on every rank.
 
@@ -131,6 +132,7 @@ class HostRanks:
             step_limit: scheduler steps after which the run is given up.
             start_after: per rank, the step before which it launches nothing; NEVER for a rank that is dead.
             rounding_seed: key of the stochastic rounding.
+            early: let a launch start once every block of its predecessor allows it, as Rank's overlap does.
         """
         delays = [*start_after, *[0] * (8 - len(start_after))]
         alive = [rank for rank in range(self.layout.world) if delays[rank] < NEVER]
@@ -140,7 +142,8 @@ class HostRanks:
         for i, (nth, rank) in enumerate((n, r) for n in range(len(collectives)) for r in alive):
             collective, call = collectives[nth], launches[i].call
             launches[i].kernel = self.module.kernel(f"{collective.algorithm}_{collective.dtype}")
-            self._fill(call, collective, rank, rounding_seed)
+            self._fill(call, collective, rank)
+            call.rounding_seed, call.early = rounding_seed, early
             if self._traces:
                 call.trace, call.trace_events = self.stamps[rank, nth].ctypes.data, len(EVENTS)
         options = _Options(seed=seed, step_limit=step_limit, ranks=self.layout.world, weak=weak)
@@ -158,7 +161,7 @@ class HostRanks:
             raise LabError("these kernels leave no stamps", hint="HostRanks(..., trace=True)")
         return trace_of(self.stamps, 1e9, machine="CPU host", about={"clock": "scheduler steps, 1 ns each"})
 
-    def _fill(self, call: Call, collective: Collective, rank: int, rounding_seed: int) -> None:
+    def _fill(self, call: Call, collective: Collective, rank: int) -> None:
         source, target = collective.inputs[rank], collective.outputs[rank]
         nbytes = source.nbytes
         if nbytes > self.layout.capacity(collective.algorithm):
@@ -172,7 +175,6 @@ class HostRanks:
         call.timeout, call.grace = self.timeout, self.grace
         call.place(self.layout)
         call.rank, call.blocks, call.threads = rank, collective.blocks, collective.threads
-        call.rounding_seed = rounding_seed
         call.aligned = call.input % VECTOR == 0 and call.output % VECTOR == 0
 
 

@@ -121,7 +121,7 @@ class Call(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("gather_offset", "gather_stride")),
         *((name, ctypes.c_uint64) for name in ("packets_offset", "packets_stride")),
         *((name, ctypes.c_uint32) for name in ("rank", "blocks", "threads", "trace_events")),
-        *((name, ctypes.c_uint32) for name in ("rounding_seed", "aligned")),
+        *((name, ctypes.c_uint32) for name in ("rounding_seed", "aligned", "early")),
     ]
 
     def place(self, layout: Layout) -> None:

@@ -118,6 +118,7 @@ def traffic_rule(world: int, low_latency_max: int = 256 << 10) -> Strategy:
 MEASURED: dict[tuple[str, int], Strategy] = {
     ("sm_90", 2): Strategy(
         (
+            Band(2 << 10, "low_latency", 256, 512),
             Band(1 << 20, "low_latency", 128, 512),
             Band(1 << 62, "low_latency", 256, 512),
             Band((1 << 62) + 1, "two_shot", 512, 264),

@@ -1,9 +1,10 @@
 #pragma once
 // GPU threads as fibers on one CPU thread: a stack switch, a seeded scheduler with bursts, block barriers, a
 // step limit. Ranks are independent streams of launches: a launch starts when its rank's former one has
-// ended.
+// ended or, with Call::early, once every block of it has let its successor start.
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <sys/mman.h>
 #include <vector>
@@ -21,6 +22,7 @@ constexpr size_t stack_bytes = 64 * 1024; // reserved; touched pages are what it
 constexpr u32 shared_words = 64;
 
 struct Group;
+struct Running;
 
 /// One word of a payload store that has not reached memory.
 struct PendingStore {
@@ -41,11 +43,24 @@ struct Fiber {
 
 /// A thread block of a running launch.
 struct Group {
+    Running* launch;
+    bool lets_successor_start;
     u32 rank, block, threads;
     u32 live;                     ///< threads that have not returned
     std::vector<Fiber*> runnable; ///< invariant: runnable.size() + at_barrier.size() == live
     std::vector<Fiber*> at_barrier;
     u64 shared[shared_words];
+};
+
+/// A launch whose blocks have not all ended.
+struct Running {
+    void (*kernel)(Call);
+    const Call* call;
+    std::vector<std::unique_ptr<Group>> groups;
+    std::vector<std::unique_ptr<Fiber>> fibers;
+    u32 live_groups;
+    u32 holding; ///< blocks that do not let the successor start yet
+    bool oldest; ///< the predecessor has ended
 };
 
 struct Options {
@@ -61,8 +76,6 @@ struct Scheduler {
 #if !defined(__x86_64__)
     ucontext_t main_context;
 #endif
-    const Call* starting_call;
-    void (*starting_kernel)(Call);
     std::vector<char*> free_stacks;
     u32 burst;     ///< switches left before another block gets a turn
     bool diverged; ///< a thread returned while others of its block wait, or will wait, at a barrier
@@ -158,6 +171,17 @@ inline void pause() {
     scheduler.burst = 0;
     if (!running->pending.empty()) deliver(*running, random_u32() % running->pending.size());
     to_scheduler();
+}
+
+/// One thread of a block is enough to let the successor start, as on NVIDIA.
+inline void let_successor_start(Group& group) {
+    if (!group.lets_successor_start) --group.launch->holding;
+    group.lets_successor_start = true;
+}
+
+inline void start_after_predecessor() {
+    while (!running->group->launch->oldest) pause();
+    let_successor_start(*running->group);
 }
 
 inline void leave_runnable(Group& group, Fiber* fiber) {

@@ -11,24 +11,30 @@ struct Launch {
 
 enum Outcome : int { finished = 0, out_of_steps = 1, diverged = 2 };
 
-/// A rank's stream: launches in order, one running at a time.
+/// A rank's stream: launches in order; of those running, a second one has started early.
 struct Stream {
     std::vector<const Launch*> launches;
     size_t next = 0;
-    std::vector<std::unique_ptr<Group>> groups;
-    std::vector<std::unique_ptr<Fiber>> fibers;
-    u32 live_groups = 0;
+    std::deque<std::unique_ptr<Running>> running;
+
+    bool may_start() const {
+        if (next == launches.size()) return false;
+        return running.empty() || (launches[next]->call.early && running.back()->holding == 0);
+    }
 };
 
 inline Stream streams[max_ranks];
 
 inline void fiber_main() {
-    scheduler.starting_kernel(*scheduler.starting_call);
-    deliver_all(*running);
     Group& group = *running->group;
+    group.launch->kernel(*group.launch->call);
+    deliver_all(*running);
     leave_runnable(group, running);
     scheduler.free_stacks.push_back(running->stack);
-    if (--group.live == 0) --streams[group.rank].live_groups;
+    if (--group.live == 0) {
+        let_successor_start(group);
+        --group.launch->live_groups;
+    }
     if (!group.at_barrier.empty()) scheduler.diverged = true;
     to_scheduler();
     abort();
@@ -47,12 +53,15 @@ inline char* take_stack() {
 }
 
 inline void start_launch(Stream& stream) {
-    const Call& call = stream.launches[stream.next++]->call;
-    stream.groups.clear();
-    stream.fibers.clear();
-    stream.live_groups = call.blocks;
+    const Launch& launch = *stream.launches[stream.next++];
+    const Call& call = launch.call;
+    auto running = std::make_unique<Running>();
+    running->kernel = launch.kernel, running->call = &call;
+    running->live_groups = running->holding = call.blocks;
+    running->oldest = stream.running.empty();
     for (u32 b = 0; b < call.blocks; ++b) {
         auto group = std::make_unique<Group>();
+        group->launch = running.get(), group->lets_successor_start = false;
         group->rank = call.rank, group->block = b, group->live = group->threads = call.threads;
         memset(group->shared, 0xcd, sizeof group->shared); // shared memory starts with rubbish
         for (u32 t = 0; t < call.threads; ++t) {
@@ -61,21 +70,26 @@ inline void start_launch(Stream& stream) {
             fiber->group = group.get(), fiber->thread = t;
             prepare(fiber.get(), fiber_main);
             group->runnable.push_back(fiber.get());
-            stream.fibers.push_back(std::move(fiber));
+            running->fibers.push_back(std::move(fiber));
         }
-        stream.groups.push_back(std::move(group));
+        running->groups.push_back(std::move(group));
     }
+    stream.running.push_back(std::move(running));
+}
+
+inline void retire_oldest(Stream& stream) {
+    stream.running.pop_front();
+    if (!stream.running.empty()) stream.running.front()->oldest = true;
 }
 
 /// A random block that can run; nullptr when there is none.
 inline Group* pick_group() {
     Group* chosen = nullptr;
     u32 seen = 0;
-    for (u32 r = 0; r < scheduler.options.ranks; ++r) {
-        if (streams[r].live_groups == 0) continue;
-        for (auto& group : streams[r].groups)
-            if (!group->runnable.empty() && random_u32() % ++seen == 0) chosen = group.get();
-    }
+    for (u32 r = 0; r < scheduler.options.ranks; ++r)
+        for (auto& launch : streams[r].running)
+            for (auto& group : launch->groups)
+                if (!group->runnable.empty() && random_u32() % ++seen == 0) chosen = group.get();
     return chosen;
 }
 
@@ -105,14 +119,18 @@ lab_host_run(const lab::host::Launch* launches, u64 count, const lab::host::Opti
         bool waiting = false, any = false;
         for (u32 r = 0; r < options->ranks; ++r) {
             Stream& stream = streams[r];
-            if (stream.live_groups == 0 && stream.next < stream.launches.size()) {
+            if (!stream.running.empty() && stream.running.front()->live_groups == 0) {
+                retire_oldest(stream);
+                group = nullptr;
+            }
+            if (stream.may_start()) {
                 if (scheduler.steps >= options->start_after[r])
                     start_launch(stream);
                 else
                     waiting = true;
                 group = nullptr;
             }
-            any |= stream.live_groups != 0;
+            any |= !stream.running.empty();
         }
         if (!any && !waiting) break;
         if (scheduler.steps > options->step_limit) {
@@ -134,17 +152,14 @@ lab_host_run(const lab::host::Launch* launches, u64 count, const lab::host::Opti
         }
         --scheduler.burst;
         running = group->runnable[random_u32() % group->runnable.size()];
-        Stream& stream = streams[group->rank];
-        const Launch& launch = *stream.launches[stream.next - 1];
-        scheduler.starting_kernel = launch.kernel, scheduler.starting_call = &launch.call;
         to_fiber(running);
-        if (stream.live_groups == 0) group = nullptr;
     }
     *steps = scheduler.steps;
     // Fibers of an unfinished run are dropped where they stand; nothing they own outlives their stacks.
     for (Stream& stream : streams)
-        for (auto& fiber : stream.fibers)
-            if (outcome != finished && fiber->group->live) munmap(fiber->stack, stack_bytes);
+        for (auto& launch : stream.running)
+            for (auto& fiber : launch->fibers)
+                if (fiber->group->live) munmap(fiber->stack, stack_bytes);
     if (outcome != finished) scheduler.free_stacks.clear();
     for (Stream& stream : streams) stream = Stream{};
     return outcome;

@@ -8,9 +8,8 @@ namespace lab {
 
 template <typename T, Rounding R>
 LAB_DEVICE void one_shot(const Call& call) {
-    start_after_predecessor();
     const Turn turn = begin_call(call);
-    if (turn.dead) return;
+    if (turn.dead()) return;
     trace(call, u32(Algorithm::one_shot), turn.epoch, Event::begin);
     const u32 vectors = vectors_of<T>(call);
     const u32 first = block_index() * call.threads + thread_index();

@@ -15,8 +15,8 @@ struct Fp32 {
     using Bits = u32;
     static LAB_DEVICE float widen(Bits bits) { return float_of(bits); }
     template <Rounding R>
-    static LAB_DEVICE Bits narrow(float value, u32) {
-        const u32 bits = bits_of(value);
+    static LAB_DEVICE u32 narrow(const float (&values)[1], const u32 (&)[1]) {
+        const u32 bits = bits_of(values[0]);
         return (bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : bits;
     }
 };
@@ -25,8 +25,8 @@ struct Fp16 {
     using Bits = u16;
     static LAB_DEVICE float widen(Bits bits) { return half_to_float(bits); }
     template <Rounding R>
-    static LAB_DEVICE Bits narrow(float value, u32 random) {
-        return float_to_fp16<R>(value, random);
+    static LAB_DEVICE u32 narrow(const float (&values)[2], const u32 (&random)[2]) {
+        return pack_fp16<R>(values[0], values[1], random[0], random[1]);
     }
 };
 
@@ -34,13 +34,15 @@ struct Bf16 {
     using Bits = u16;
     static LAB_DEVICE float widen(Bits bits) { return float_of(u32(bits) << 16); }
     template <Rounding R>
-    static LAB_DEVICE Bits narrow(float value, u32 random) {
-        return float_to_bf16<R>(value, random);
+    static LAB_DEVICE u32 narrow(const float (&values)[2], const u32 (&random)[2]) {
+        return pack_bf16<R>(values[0], values[1], random[0], random[1]);
     }
 };
 
 template <typename T>
 constexpr u32 per_vector = 16 / sizeof(typename T::Bits);
+template <typename T>
+constexpr u32 per_word = per_vector<T> / 4;
 
 template <typename T>
 LAB_DEVICE u32 vectors_of(const Call& call) {
@@ -51,14 +53,6 @@ template <typename T>
 LAB_DEVICE typename T::Bits element(const Vec16& v, u32 i) {
     if (sizeof(typename T::Bits) == 4) return typename T::Bits(v.word[i]);
     return typename T::Bits(v.word[i / 2] >> (16 * (i % 2)));
-}
-
-template <typename T>
-LAB_DEVICE void set_element(Vec16& v, u32 i, typename T::Bits bits) {
-    if (sizeof(typename T::Bits) == 4)
-        v.word[i] = bits;
-    else
-        v.word[i / 2] = i % 2 ? (v.word[i / 2] & 0xffffu) | u32(bits) << 16 : u32(bits);
 }
 
 /// An edge or unaligned vector, element by element, zero beyond the end. Elements are shifted in from the
@@ -125,14 +119,19 @@ template <typename T, Rounding R>
 LAB_DEVICE Vec16 sum_in_rank_order(const Call& call, const Vec16 (&terms)[world_size], u32 index, u64 epoch) {
     Vec16 result = {};
 #pragma unroll
-    for (u32 i = 0; i < per_vector<T>; ++i) {
-        float sum = T::widen(element<T>(terms[0], i));
+    for (u32 w = 0; w < 4; ++w) {
+        float sums[per_word<T>];
+        u32 random[per_word<T>] = {};
 #pragma unroll
-        for (u32 s = 1; s < world_size; ++s) sum += T::widen(element<T>(terms[s], i));
-        u32 random = 0;
-        if (R == Rounding::SR)
-            random = random_bits(index * per_vector<T> + i, u32(epoch), call.rounding_seed);
-        set_element<T>(result, i, T::template narrow<R>(sum, random)); // the only rounding of the call
+        for (u32 j = 0; j < per_word<T>; ++j) {
+            const u32 i = w * per_word<T> + j;
+            sums[j] = T::widen(element<T>(terms[0], i));
+#pragma unroll
+            for (u32 s = 1; s < world_size; ++s) sums[j] += T::widen(element<T>(terms[s], i));
+            if (R == Rounding::SR)
+                random[j] = random_bits(index * per_vector<T> + i, u32(epoch), call.rounding_seed);
+        }
+        result.word[w] = T::template narrow<R>(sums, random); // the only rounding of the call
     }
     return result;
 }

@@ -34,7 +34,7 @@ LAB_DEVICE u32 shift_rounded(u32 magnitude, u32 drop, bool negative, u32 random)
     const u32 kept = magnitude >> drop;
     const u32 rest = magnitude & ((1u << drop) - 1);
     const u32 half = 1u << (drop - 1);
-    if (R == Rounding::RNE) return kept + (rest > half || (rest == half && (kept & 1)));
+    if (R == Rounding::RNE) return (magnitude + (half - 1) + (kept & 1)) >> drop;
     if (R == Rounding::RNA) return kept + (rest >= half);
     if (R == Rounding::RU) return kept + (rest != 0 && !negative);
     if (R == Rounding::RD) return kept + (rest != 0 && negative);
@@ -73,6 +73,23 @@ LAB_DEVICE u16 float_to_fp16(float value, u32 random) {
     const u32 significand = exponent ? (magnitude & 0x7fffffu) | 0x800000u : magnitude;
     const u32 drop = 126 - (exponent ? exponent : 1);
     return sign | u16(shift_rounded<R>(significand, drop < 31 ? drop : 31, negative, random));
+}
+
+/// Two results in a word, `low` in its lower half.
+template <Rounding R>
+LAB_DEVICE u32 pack_bf16(float low, float high, u32 random_low, u32 random_high) {
+#if LAB_HAVE_PACKED_RNE
+    if (R == Rounding::RNE) return pack_bf16_rne(low, high);
+#endif
+    return float_to_bf16<R>(low, random_low) | u32(float_to_bf16<R>(high, random_high)) << 16;
+}
+
+template <Rounding R>
+LAB_DEVICE u32 pack_fp16(float low, float high, u32 random_low, u32 random_high) {
+#if LAB_HAVE_PACKED_RNE
+    if (R == Rounding::RNE) return pack_fp16_rne(low, high);
+#endif
+    return float_to_fp16<R>(low, random_low) | u32(float_to_fp16<R>(high, random_high)) << 16;
 }
 
 } // namespace lab

@@ -10,26 +10,43 @@ enum class Kind : u64 { none, late, lost };
 
 /// This block's view of the call it takes part in.
 struct Turn {
-    u64 epoch;  ///< number of this call, the same on every rank
-    u32 parity; ///< epoch & 1: which half of the staging
-    bool dead;  ///< an earlier call of this rank lost a peer; nothing may be touched until all ranks reset
+    u64 epoch;      ///< number of this call, the same on every rank
+    u32 parity;     ///< epoch & 1: which half of the staging
+    u64 aborted_at; ///< as Control's, when this call began
+
+    /// An earlier call of this rank lost a peer; nothing may be touched until all ranks reset. The same in
+    /// every thread: aborted_at of the running launch equals its epoch, which is not below it.
+    LAB_DEVICE bool dead() const { return aborted_at != 0 && aborted_at < epoch; }
 };
 
-/// The epoch lives in device memory, so a replayed graph advances it. Block b reads word b only, and
-/// advance_epoch of block b writes the words congruent to b: no block reads a word that another one writes.
-/// `dead` is the same in every thread: aborted_at of the running launch equals its epoch, which is not below
-/// it.
-LAB_DEVICE Turn begin_call(const Call& call) {
-    const u64 epoch = call.control->epoch[block_index()] + 1;
-    const u64 aborted_at = load_relaxed_system(&call.control->aborted_at);
-    return Turn{epoch, u32(epoch & 1), aborted_at != 0 && aborted_at < epoch};
-}
-
-/// After a block barrier behind begin_call; all max_blocks words, whatever the grid of this call is.
-LAB_DEVICE void advance_epoch(const Call& call, const Turn& turn) {
+/// All max_blocks words, whatever the grid of this call is. Block b writes the words congruent to b, once all
+/// its threads have read word b; no block reads a word that another one writes.
+LAB_DEVICE void write_epoch(const Call& call, u64 epoch) {
     const u32 step = call.threads * call.blocks;
     for (u32 word = block_index() + thread_index() * call.blocks; word < max_blocks; word += step)
-        call.control->epoch[word] = turn.epoch;
+        call.control->epoch[word] = epoch;
+}
+
+/// Take the next number. It lives in device memory, so a replayed graph advances it.
+///
+/// A launch that starts early reads and advances it beside its predecessor's end. That one has published its
+/// number before it let this launch start, and all other memory is touched after start_after_predecessor.
+LAB_DEVICE Turn begin_call(const Call& call) {
+    const u64* word = &call.control->epoch[block_index()];
+    const bool early = starts_early(call.early);
+    const u64 epoch = (early ? load_relaxed_system(word) : *word) + 1; // relaxed: not a line from before
+    if (early) {
+        block_barrier();
+        write_epoch(call, epoch);
+        publish_to_successor();
+    }
+    start_after_predecessor();
+    return Turn{epoch, u32(epoch & 1), load_relaxed_system(&call.control->aborted_at)};
+}
+
+/// After a block barrier behind begin_call; where that has not done it.
+LAB_DEVICE void advance_epoch(const Call& call, const Turn& turn) {
+    if (!starts_early(call.early)) write_epoch(call, turn.epoch);
 }
 
 /// What a wait that is not over lacks.
@@ -62,6 +79,11 @@ template <typename Ready, typename Lacking>
 LAB_DEVICE bool wait_bounded(const Call& call, const Turn& turn, Algorithm algorithm, Phase phase,
                              const Ready& ready, const Lacking& missing) {
     constexpr u32 polls_per_clock = 64;
+#pragma unroll 1
+    for (u32 polls = 0; polls < polls_of_a_short_wait; ++polls) {
+        if (ready()) return true;
+        pause();
+    }
     u64 start = 0;
     Missing last = {};
     for (u32 polls = 0; !ready(); ++polls) {

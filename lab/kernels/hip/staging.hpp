@@ -55,6 +55,7 @@ struct Call {
         packets_stride; ///< bytes
     u32 rank, blocks, threads, trace_events;
     u32 rounding_seed, aligned; ///< aligned: input and output are both 16-byte aligned
+    u32 early;                  ///< this launch and its neighbours in the stream may overlap: see begin_call
 };
 
 LAB_DEVICE u64* flag_word(const Call& call, u32 owner, u32 row, u32 block, u32 writer) {

@@ -2,7 +2,9 @@
 // The contract between the kernels and a target. Each target_*.hpp supplies the same names:
 //
 //   thread_index() block_index()                 where this thread is
-//   start_after_predecessor()                    first of all: nothing before it touches memory
+//   starts_early(call.early)                     whether this launch may run beside its predecessor's end
+//   publish_to_successor()                       what the block stored is visible to a successor that does
+//   start_after_predecessor()                    returns once the predecessor's end and stores are seen
 //   block_barrier() block_barrier_draining()     the latter first waits for the wave's own stores
 //   load_relaxed_system() store_relaxed_system() one word, no ordering
 //   store_release_system()                       everything this block stored before it is visible first
@@ -11,6 +13,7 @@
 //   load_polled_bypass()                         the same, where the data is its own flag
 //   compare_exchange_device() add_release_device() on a word of this GPU
 //   wall_clock() pause()                         ticks of a clock that does not stop; a poll's rest
+//   polls_of_a_short_wait                        first polls, in a loop of their own
 //
 // A base pointer given to *_bypass is the same in every thread of the block; the index is the thread's own.
 

@@ -13,7 +13,9 @@ namespace lab {
 LAB_DEVICE u32 thread_index() { return __builtin_amdgcn_workitem_id_x(); }
 LAB_DEVICE u32 block_index() { return __builtin_amdgcn_workgroup_id_x(); }
 
-/// A kernel starts when its predecessor in the stream has ended.
+// A kernel starts when its predecessor in the stream has ended.
+LAB_DEVICE bool starts_early(bool) { return false; }
+LAB_DEVICE void publish_to_successor() {}
 LAB_DEVICE void start_after_predecessor() {}
 
 /// Wait until every store of this wave has been acknowledged.
@@ -159,6 +161,7 @@ LAB_DEVICE void pause() {
     asm volatile("" ::: "memory");
     __builtin_amdgcn_s_sleep(1);
 }
+constexpr u32 polls_of_a_short_wait = 0;
 
 LAB_DEVICE float float_of(u32 bits) { return __builtin_bit_cast(float, bits); }
 LAB_DEVICE u32 bits_of(float value) { return __builtin_bit_cast(u32, value); }

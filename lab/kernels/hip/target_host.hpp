@@ -14,9 +14,12 @@ namespace lab {
 LAB_DEVICE u32 thread_index() { return host::running->thread; }
 LAB_DEVICE u32 block_index() { return host::running->group->block; }
 
-LAB_DEVICE void start_after_predecessor() {}
-
 LAB_DEVICE void block_barrier() { host::block_barrier(); }
+
+LAB_DEVICE bool starts_early(bool early) { return early; }
+LAB_DEVICE void publish_to_successor() { block_barrier(); }
+LAB_DEVICE void start_after_predecessor() { host::start_after_predecessor(); }
+
 LAB_DEVICE void block_barrier_draining() {
     host::deliver_all(*host::running);
     host::block_barrier();
@@ -63,6 +66,7 @@ LAB_DEVICE void add_release_device(u64* word, u64 value) {
 /// Scheduler steps.
 LAB_DEVICE u64 wall_clock() { return host::scheduler.steps; }
 LAB_DEVICE void pause() { host::pause(); }
+constexpr u32 polls_of_a_short_wait = 2;
 
 LAB_DEVICE float float_of(u32 bits) { return __builtin_bit_cast(float, bits); }
 LAB_DEVICE u32 bits_of(float value) { return __builtin_bit_cast(u32, value); }

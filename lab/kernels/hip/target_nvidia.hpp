@@ -12,9 +12,21 @@ namespace lab {
 LAB_DEVICE u32 thread_index() { return threadIdx.x; }
 LAB_DEVICE u32 block_index() { return blockIdx.x; }
 
-/// With Rank(overlap=True) this launch may be placed while its predecessor in the stream still runs: wait
-/// until that has ended and its stores are visible, and only then let the successor be placed likewise.
-/// Without, both instructions do nothing.
+LAB_DEVICE void block_barrier() { __syncthreads(); }
+
+/// With Call::early this launch may be placed while its predecessor in the stream still runs.
+LAB_DEVICE bool starts_early(bool early) {
+#if __CUDA_ARCH__ >= 900
+    return early;
+#else
+    return false;
+#endif
+}
+LAB_DEVICE void publish_to_successor() {
+    __threadfence();
+    block_barrier(); // one thread of every block is enough to let the successor start
+}
+/// Without Call::early, both instructions do nothing.
 LAB_DEVICE void start_after_predecessor() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -22,7 +34,6 @@ LAB_DEVICE void start_after_predecessor() {
 #endif
 }
 
-LAB_DEVICE void block_barrier() { __syncthreads(); }
 /// Release is cumulative in PTX: a barrier followed by one thread's release covers the whole block's stores.
 LAB_DEVICE void block_barrier_draining() { __syncthreads(); }
 
@@ -77,6 +88,8 @@ LAB_DEVICE u64 wall_clock() {
     return ns;
 }
 LAB_DEVICE void pause() {}
+/// What follows a short wait is up to 0.1 us sooner when the code of long waits is out of the way.
+constexpr u32 polls_of_a_short_wait = 64;
 
 LAB_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 LAB_DEVICE u32 bits_of(float value) { return __float_as_uint(value); }
@@ -90,5 +103,22 @@ LAB_DEVICE u16 float_to_half_rne(float value) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
     return bits;
 }
+
+#if __CUDA_ARCH__ >= 900
+#define LAB_HAVE_PACKED_RNE 1
+// The conversion's NaN is 7FFF in both types; the comparison fills the halves that are NaN with ones.
+LAB_DEVICE u32 pack_bf16_rne(float low, float high) {
+    u32 word, nan;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    asm("set.nan.u32.bf16x2 %0, %1, %1;" : "=r"(nan) : "r"(word));
+    return (word & ~nan) | (0x7fc07fc0u & nan);
+}
+LAB_DEVICE u32 pack_fp16_rne(float low, float high) {
+    u32 word, nan;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    asm("set.nan.u32.f16x2 %0, %1, %1;" : "=r"(nan) : "r"(word));
+    return (word & ~nan) | (0x7e007e00u & nan);
+}
+#endif
 
 } // namespace lab

@@ -10,9 +10,8 @@ namespace lab {
 
 template <typename T, Rounding R>
 LAB_DEVICE void two_shot(const Call& call) {
-    start_after_predecessor();
     const Turn turn = begin_call(call);
-    if (turn.dead) return;
+    if (turn.dead()) return;
     trace(call, u32(Algorithm::two_shot), turn.epoch, Event::begin);
     const u32 vectors = vectors_of<T>(call);
     const u32 part =

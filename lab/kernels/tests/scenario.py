@@ -115,6 +115,20 @@ def make(
     return Scenario(collectives, expected, buffers)
 
 
+def chain(world: int, seed: int, calls: int = 6, limit: int = 2048) -> Scenario:
+    """Each call sums what the call before it gave, in place, in random order of algorithms and grids."""
+    rng = np.random.default_rng(seed)
+    held = [_view(limit, 0, limit // 2, "bf16")[1] for _ in range(world)]
+    for mine in held:
+        mine[:] = random_bits(rng, "bf16", mine.size)
+    collectives, values = [], [mine.copy() for mine in held]
+    for _ in range(calls):
+        values = [all_reduce_bits(values, "bf16")] * world
+        shape = int(rng.integers(1, 3, endpoint=True)), 32
+        collectives.append(Collective(str(rng.choice(ALGORITHMS)), "bf16", held, held, *shape))
+    return Scenario(collectives, [values[0]] * calls, [])
+
+
 def _view(nbytes: int, skew: int, n: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
     raw = np.zeros(nbytes + 2 * GUARD + 32, np.uint8)
     start = -raw.ctypes.data % 16 + GUARD + skew

@@ -9,7 +9,7 @@ import pytest
 
 from lab.kernels.build import HIP, KERNELS
 from lab.kernels.host import HostRanks
-from lab.kernels.tests.scenario import layout, make
+from lab.kernels.tests.scenario import chain, layout, make
 
 SEEDS = 40
 WORLD = 3
@@ -17,7 +17,8 @@ WORLD = 3
 
 @dataclass(frozen=True)
 class Fault:
-    """`old` in `file` becomes `new`. `weak`: seen only when payload stores may be delayed."""
+    """`old` in `file` becomes `new`. `weak`: seen only when payload stores may be delayed; `early`: when launches
+    may start beside their predecessor's end."""
 
     name: str
     file: str
@@ -25,6 +26,7 @@ class Fault:
     new: str
     algorithms: tuple[str, ...]
     weak: bool = False
+    early: bool = False
 
 
 FLAGGED = ("one_shot", "two_shot")
@@ -46,7 +48,10 @@ FAULTS = (
     Fault("only one word of a packet checked", "low_latency.hip", "v.word[0] != sentinel && v.word[1] != sentinel && v.word[2] != sentinel && v.word[3] != sentinel", "v.word[0] != sentinel", ("low_latency",), True),
     Fault("sum starts at the own rank", "reduce.hpp", "T::widen(element<T>(terms[s], i))", "T::widen(element<T>(terms[(s + call.rank) % world_size], i))", KERNELS),
     Fault("tail written beyond the end", "reduce.hpp", "i < per_vector<T> && first + i < call.count; ++i", "i < per_vector<T>; ++i", KERNELS),
-    Fault("rounded to nearest, ties away", "rounding.hpp", "rest > half || (rest == half && (kept & 1))", "rest >= half", KERNELS),
+    Fault("rounded to nearest, ties away", "rounding.hpp", "(magnitude + (half - 1) + (kept & 1)) >> drop", "(magnitude + half) >> drop", KERNELS),
+    Fault("number written before all have read it", "signal.hpp", "        block_barrier();\n        write_epoch(call, epoch);", "        write_epoch(call, epoch);", KERNELS, early=True),
+    Fault("number not published to the successor", "signal.hpp", "        publish_to_successor();\n", "", KERNELS, early=True),
+    Fault("number written after the successor may start", "signal.hpp", "        publish_to_successor();\n    }\n    start_after_predecessor();", "    }\n    start_after_predecessor();\n    if (early) publish_to_successor();", KERNELS, early=True),
 )  # fmt: skip
 
 
@@ -59,12 +64,12 @@ def plant(fault: Fault, folder: Path, cache: Path) -> HostRanks:
     return HostRanks(layout(WORLD), kernels=fault.algorithms, source=folder / "hip", cache=cache)
 
 
-def found_in(ranks: HostRanks, algorithms, weak: bool) -> int | None:
+def found_in(ranks: HostRanks, algorithms, weak: bool, early: bool = False) -> int | None:
     """The first seed that shows something wrong. Ragged messages, several blocks, sizes and grids that change."""
     for seed in range(SEEDS):
         ranks.reset()
         scenario = make(seed, WORLD, 12, algorithms=algorithms)
-        if scenario.play(ranks, seed, weak=weak, step_limit=3_000_000)[1]:
+        if scenario.play(ranks, seed, weak=weak, early=early, step_limit=3_000_000)[1]:
             return seed
     return None
 
@@ -72,15 +77,25 @@ def found_in(ranks: HostRanks, algorithms, weak: bool) -> int | None:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_planted_fault_is_found(fault, tmp_path, cache):
     ranks = plant(fault, tmp_path, cache)
-    assert found_in(ranks, fault.algorithms, weak=True) is not None
+    assert found_in(ranks, fault.algorithms, weak=True, early=fault.early) is not None
     if fault.weak:
         assert found_in(ranks, fault.algorithms, weak=False) is None, "a host in program order cannot see this one"
+    if fault.early:
+        assert found_in(ranks, fault.algorithms, weak=True) is None, "launches that wait do not come here"
+
+
+def test_a_launch_that_does_not_wait_for_its_predecessor_is_found(tmp_path, cache):
+    waiting = "while (!running->group->launch->oldest) pause();"
+    fault = Fault("does not wait", "host_fibers.hpp", waiting, "", KERNELS, early=True)
+    ranks = plant(fault, tmp_path, cache)
+    assert any(chain(WORLD, seed).play(ranks, seed, early=True)[1] for seed in range(SEEDS))
 
 
 def test_the_kernels_as_they_are_pass_the_same_runs():
     ranks = HostRanks(layout(WORLD))
     for algorithms in (FLAGGED, KERNELS, *[(name,) for name in KERNELS]):
-        assert found_in(ranks, algorithms, weak=True) is None
+        for early in (False, True):
+            assert found_in(ranks, algorithms, weak=True, early=early) is None
 
 
 NOT_SEEN_HERE = (

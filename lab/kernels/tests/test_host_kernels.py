@@ -1,12 +1,14 @@
 """The kernels on the CPU host: every algorithm, type and number of ranks, bit-equal to the reference."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 from lab.kernels.host import Collective, HostRanks
 from lab.kernels.reference import BITS, all_reduce_bits
 from lab.kernels.staging import MAX_BLOCKS
-from lab.kernels.tests.scenario import ALGORITHMS, DTYPES, layout, make, random_bits
+from lab.kernels.tests.scenario import ALGORITHMS, DTYPES, chain, layout, make, random_bits
 
 WORLDS = (2, 3, 4, 8)
 
@@ -31,7 +33,17 @@ def test_every_kernel_type_and_world(ranks, algorithm, dtype, world):
 def test_mixed_calls_back_to_back(ranks, world):
     ranks[world].reset()
     for seed in range(6):
-        _, wrong = make(100 + seed, world, 16).play(ranks[world], seed)
+        for early in (False, True):
+            _, wrong = make(100 + seed, world, 16).play(ranks[world], seed, early=early)
+            assert not wrong
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("world", WORLDS)
+def test_each_call_sums_what_the_one_before_it_gave(ranks, world, early):
+    ranks[world].reset()
+    for seed in range(6):
+        _, wrong = chain(world, seed).play(ranks[world], seed, early=early)
         assert not wrong
 
 
@@ -42,9 +54,9 @@ def test_seeds_0_to_99(ranks, algorithm, world):
     ranks[world].reset()
     for seed in range(100):
         scenario = make(seed, world, 16, algorithms=ALGORITHMS if algorithm == "mixed" else [algorithm])
-        for weak in (False, True):
-            _, wrong = scenario.play(ranks[world], seed, weak=weak)
-            assert not wrong, f"seed {seed}"
+        for weak, early in itertools.product((False, True), repeat=2):
+            _, wrong = scenario.play(ranks[world], seed, weak=weak, early=early)
+            assert not wrong, f"seed {seed}, weak={weak}, early={early}"
 
 
 @pytest.mark.parametrize("epoch", [2**32 - 4, 2**31 - 4, 2**63 - 4])

@@ -40,9 +40,8 @@ LAB_DEVICE bool seed_meet(const Call& call, const Turn& turn, Phase phase, u64* 
 
 template <typename T, Rounding R>
 LAB_DEVICE void seed_two_shot(const Call& call) {
-    start_after_predecessor();
     const Turn turn = begin_call(call);
-    if (turn.dead) return;
+    if (turn.dead()) return;
     u64* arrive = call.control->seed_words;
     const u32 first = block_index() * call.threads + thread_index();
     const u32 stride = call.blocks * call.threads;

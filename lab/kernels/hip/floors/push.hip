@@ -1,0 +1,18 @@
+// The link's share of a call: the whole input to one peer, nothing received, nothing summed.
+#include "../reduce.hpp"
+
+namespace lab {
+
+template <typename T, Rounding R>
+LAB_DEVICE void push(const Call& call) {
+    start_after_predecessor();
+    const u32 vectors = vectors_of<T>(call);
+    const u32 first = block_index() * call.threads + thread_index();
+    const u32 stride = call.blocks * call.threads;
+    Vec16* theirs = packet_slot(call, peer_after(call, 1), 0, call.rank);
+    for (u32 v = first; v < vectors; v += stride) store_bypass(theirs, v, load_input<T>(call, v));
+}
+
+} // namespace lab
+
+LAB_EXPORT(push)
