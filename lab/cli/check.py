@@ -26,6 +26,13 @@ def command(
     gate: Annotated[str | None, typer.Option(help="Largest message the staging is laid out for.")] = None,
     dtype: Annotated[str | None, typer.Option(help="fp16, bf16 or fp32.")] = None,
     waves: Annotated[int | None, typer.Option(help="Waves a block; 1 makes a block one agent.")] = None,
+    resident: Annotated[
+        int | None,
+        typer.Option(help="Blocks that a GPU runs at once; the others wait for a slot. Unlimited otherwise."),
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(help="With --resident: GPUs that the ranks share; each rank has its own otherwise.")
+    ] = None,
     scenario: Annotated[
         str | None, typer.Option(help="What the hosts do: back_to_back, isolated, or the protocol's own.")
     ] = None,
@@ -73,6 +80,8 @@ def command(
         gate=gate,
         dtype=dtype,
         waves=waves,
+        resident=resident,
+        gpus=gpus,
         scenario=scenario,
         settings=option or [],
     )

@@ -36,6 +36,8 @@ def configured(
     gate: str | None,
     dtype: str | None,
     waves: int | None,
+    resident: int | None = None,
+    gpus: int | None = None,
     scenario: str | None,
     settings: list[str],
 ) -> tuple[Protocol, Config]:
@@ -59,6 +61,8 @@ def configured(
         gate=None if gate is None else size(gate),
         dtype=dtype,
         waves=waves,
+        resident=resident,
+        gpus=gpus,
         scenario=scenario,
         options=tuple(options),
     )

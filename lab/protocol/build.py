@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lab.errors import LabError
 from lab.protocol.block import SHARED_WORDS, Block, Launch
 from lab.protocol.config import ACQ_REL, BLOCK_SHARED, HOST_MAPPED, MAX_BLOCKS, SYSTEM, Config
+from lab.protocol.dispatch import Dispatch, Kernel, Turn
 from lab.protocol.errors import ProtocolError, site_of, user_site
 from lab.protocol.expr import Const, RegisterError, word
 from lab.protocol.host import Host
@@ -29,6 +30,7 @@ class Builder:
     regions: list[Region] = field(default_factory=list)
     agents: list[Agent] = field(default_factory=list)
     before: dict[tuple[int, int], list[tuple[Buffer, int]]] = field(default_factory=dict)
+    kernels: list[Kernel] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.options: dict[str, Any] = dict(self.config.options)
@@ -55,6 +57,7 @@ class Builder:
         for rank in range(self.config.world):
             self.protocol.memory(Declare(self, rank))
         scenario = self.protocol.scenarios[self.config.scenario]
+        self.dispatch = Dispatch(self, self._all_kernels())
         for rank in range(self.config.world):
             recorder = Recorder(phase="host")
             scenario(Host(self, recorder, rank))
@@ -69,9 +72,18 @@ class Builder:
             tuple(self.regions),
             tuple(self.agents),
             len(self._chains),
+            self.dispatch.slots(),
         )
         _check_waits(program)
         return program
+
+    def _all_kernels(self) -> list[Kernel]:
+        """Every kernel of the configuration, where slots are few: who competes is known when all hosts have spoken."""
+        if self.config.resident is None:
+            return []
+        scout = Builder(self.protocol, replace(self.config, resident=None, gpus=None))
+        scout.build()
+        return scout.kernels
 
     def region(self, name: str, rank: int, kind: str, memory: Memory, length: int, **fields: Any) -> Region:
         """A new region."""
@@ -111,6 +123,7 @@ class Builder:
         """Record the blocks of a launch; returns the word with which the host starts them."""
         agents = launch.blocks * self.config.waves
         go, done = self._launch_words(rank, sequence)
+        turns = self._turns(Kernel(rank, launch.stream, launch.overlap, launch.blocks, self.config.waves), sequence)
         for block in range(launch.blocks):
             shared = None
             if self.config.waves > 1:
@@ -122,9 +135,9 @@ class Builder:
                 b = Block(self, recorder, rank, call, block, launch)
                 if shared is not None:
                     b.as_wave(wave, shared)
-                self._preamble(b, go, launch.stream, launch.overlap)
+                self._preamble(b, recorder, go, launch, turns[block], wave)
                 launch.kernel(b)
-                self._epilogue(recorder, done)
+                self._epilogue(recorder, done, turns[block], wave)
                 kind = "block" if shared is None else "wave"
                 turn = sequence if launch.overlap else 0
                 chain = (rank, launch.stream, turn, block, wave)
@@ -140,10 +153,11 @@ class Builder:
         recorder = Recorder()
         launch = Launch(lambda b: None, None, None, 0, 1, 1, stream, False, {})
         b = Block(self, recorder, rank, call, 0, launch)
-        self._preamble(b, go, stream, False)
+        (turn,) = self._turns(Kernel(rank, stream, False, 1), sequence)
+        self._preamble(b, recorder, go, launch, turn, 0)
         b.phase(phase)
         recorder.emit(kind, mapping=WHOLE, **fields)
-        self._epilogue(recorder, done)
+        self._epilogue(recorder, done, turn, 0)
         self._agent(rank, call, 0, 0, "kernel", (rank, stream, 0, 0, 0), recorder, sequence)
         self._launched(rank, stream, False, done, 1)
         return go
@@ -153,17 +167,26 @@ class Builder:
         done = Buffer(self.region(f"blocks done of call {sequence}", rank, "words", HOST_MAPPED, 1))
         return go, done
 
-    def _preamble(self, b: Block, go: Buffer, stream: int, overlap: bool) -> None:
+    def _turns(self, kernel: Kernel, sequence: int) -> list[Turn | None]:
+        """The turn of each block of a kernel that the host launches now."""
+        self.kernels.append(kernel)
+        return self.dispatch.turns(kernel, sequence)
+
+    def _preamble(self, b: Block, recorder: Recorder, go: Buffer, launch: Launch, turn: Turn | None, wave: int) -> None:
         b.phase("launch")
         b.after_kernel(go, 1)
-        for done, agents in [] if overlap else self.running(b.rank, stream):
+        for done, agents in [] if launch.overlap else self.running(b.rank, launch.stream):
             b.after_kernel(done, agents)
+        if turn is not None:
+            turn.start(recorder, wave)
         b.phase("")
 
-    def _epilogue(self, recorder: Recorder, done: Buffer) -> None:
+    def _epilogue(self, recorder: Recorder, done: Buffer, turn: Turn | None, wave: int) -> None:
         recorder.returned = False
         recorder.place(recorder.end)
         recorder.phase = "kernel end"
+        if turn is not None:
+            turn.end(recorder, wave)
         fields = {"expected": None, "dst": None, "boundary": True}
         recorder.emit(Rmw, fn="add", word=done.word, value=word(1), order=ACQ_REL, scope=SYSTEM, **fields)
 

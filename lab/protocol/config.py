@@ -28,6 +28,8 @@ class Config:
         gate: Largest message the staging is laid out for, in bytes; None: the largest of `bytes`.
         dtype: fp16, bf16 or fp32.
         waves: Waves a block; 1 makes the block one agent.
+        resident: Blocks that a GPU runs at once; None: as many as there are (`lab.protocol.dispatch`).
+        gpus: GPUs that the ranks share, rank r on GPU r % gpus; None: each rank has its own.
         options: The protocol's own keyword arguments.
     """
 
@@ -38,6 +40,8 @@ class Config:
     gate: int | None = None
     dtype: str = "fp16"
     waves: int = 1
+    resident: int | None = None
+    gpus: int | None = None
     scenario: str = "back_to_back"
     options: tuple[tuple[str, object], ...] = ()
 

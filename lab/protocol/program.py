@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 
 from lab.protocol.expr import Binary, Expr, Reg, to_signed
@@ -497,6 +497,21 @@ def _key(value: object) -> object:
 
 
 @dataclass(frozen=True)
+class Slots:
+    """A GPU on which more blocks may want to run than it has slots for (`lab.protocol.dispatch`).
+
+    Attributes:
+        gpu: Its number.
+        count: Blocks that it runs at once.
+        words: Ids of the regions through which blocks wait for a slot and give it back.
+    """
+
+    gpu: int
+    count: int
+    words: frozenset[int]
+
+
+@dataclass(frozen=True)
 class Program:
     """Agents over regions: one protocol at one configuration.
 
@@ -506,6 +521,7 @@ class Program:
         world: Ranks.
         itemsize: Bytes an element.
         dtype: `"fp16"`, `"bf16"` or `"fp32"`.
+        slots: The GPUs whose slots may run out.
     """
 
     protocol: str
@@ -516,7 +532,7 @@ class Program:
     regions: tuple[Region, ...]
     agents: tuple[Agent, ...]
     chains: int
-    notes: tuple[str, ...] = field(default=())
+    slots: tuple[Slots, ...] = ()
 
     @property
     def n_ops(self) -> int:

@@ -116,6 +116,16 @@ class Protocol:
         _in_range("waves", config.waves, 1, 32)
         if config.blocks is not None:
             _in_range("blocks", config.blocks, 1, MAX_BLOCKS)
+        if config.resident is not None:
+            _in_range("resident", config.resident, 1, 1 << 20)
+        if config.gpus is not None:
+            _in_range("gpus", config.gpus, 1, 8)
+            if config.resident is None:
+                raise LabError(
+                    "ranks that share a GPU compete for its slots, so say how many it has",
+                    value=f"gpus {config.gpus}",
+                    hint="resident is the number of blocks that a GPU runs at once",
+                )
         if config.dtype not in ITEMSIZE:
             raise UnknownNameError("dtype", config.dtype, ITEMSIZE)
         if config.scenario not in self.scenarios:

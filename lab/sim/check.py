@@ -12,7 +12,7 @@ from lab.sim import machine as m
 from lab.sim.determinate import holds_under_every_model, why_not_determinate
 from lab.sim.explain import Explainer, WitnessStep, witness
 from lab.sim.explore import INTERRUPTED, Engine, Exploration, explore
-from lab.sim.hang import waiting
+from lab.sim.hang import before_giving_up, waiting
 from lab.sim.judge import RACE_CHECKED, races_of_several
 from lab.sim.minimise import Witness, key_of, smallest_witness
 from lab.sim.proof import proof
@@ -156,7 +156,8 @@ def _verdict(
     if failing is not None:
         if failing.state.counts[m.C_WRONG]:
             wrong, means = tuple(Explainer(failing).wrong()), tuple(wrong_means(failing))
-        hang = tuple(waiting(failing)) if failing.outcome == m.HANG else ()
+        stuck = failing if failing.outcome == m.HANG else before_giving_up(failing)
+        hang = () if stuck is None else tuple(waiting(stuck))
         abort = abort_record(protocol, failing)
         if abort is None and failing.state.counts[m.C_TIMEOUTS]:
             abort = "a bounded wait gave up; the protocol writes no abort record"
@@ -203,11 +204,24 @@ def _notes(
         yield f"race {number}{phases}: {_witness_note(protocol, memory, pair, failed)}"
     if config.calls == 1 and len(list(_launches(program))) <= program.world:
         yield "one call only: whether the next call reuses a buffer too early was not looked at (--calls 3)"
+    yield from _slots(config, program)
     if not any(isinstance(op, Expect) for agent in program.agents for op in agent.ops):
         yield (
             "the scenario compares no output, so only races, hangs and aborts were looked for; end it with "
             "h.expect(output, input) or h.consume(output)"
         )
+
+
+def _slots(config: Config, program: Program) -> Iterator[str]:
+    """Where slots are few, whether that matters."""
+    if config.resident is None:
+        return
+    few = [str(slots.gpu) for slots in program.slots]
+    if few:
+        which = f"GPU{'s' if len(few) > 1 else ''} {', '.join(few)}"
+        yield f"{which} may have more blocks to run at once than the {config.resident} that find a slot"
+    else:
+        yield f"no GPU ever has more than {config.resident} blocks to run at once, so that slots do not matter here"
 
 
 def _launches(program: Program) -> Iterator[tuple[int, int]]:

@@ -11,6 +11,8 @@ one is the outcome of all. It is enough that, by the clocks of one execution und
   and no addition beyond the one that met it could have met it instead;
 * no bounded wait gave up.
 
+A wait that only counts is left out before (`_without_counting`): it chooses when its agent goes on, never with what.
+
 Steps that nothing orders then commute, so any schedule can be turned into the one executed by swapping neighbours
 (Mazurkiewicz 1987). Tested against all schedules of random programs; not machine-proved.
 """
@@ -24,11 +26,26 @@ from dataclasses import replace
 import numpy as np
 
 from lab.protocol import tables as t
-from lab.protocol.expr import Binary, Expr, Reg
-from lab.protocol.program import Agent, Cond, Expect, Load, Op, Order, Rmw, Span, Store, Wait, WaitStamp, WordRef
+from lab.protocol.expr import MASK, Binary, Const, Expr, Reg
+from lab.protocol.program import (
+    Agent,
+    Cond,
+    Expect,
+    Load,
+    Op,
+    Order,
+    Program,
+    Rmw,
+    Scope,
+    Span,
+    Store,
+    Wait,
+    WaitStamp,
+    WordRef,
+)
 from lab.sim import machine as m
 from lab.sim import words
-from lab.sim.races import Clocks, Execution, clocks, find_races
+from lab.sim.races import Clocks, Execution, clocks, execute, find_races
 from lab.sim.straight import NotStraightError, straighten
 
 
@@ -43,6 +60,7 @@ def why_not_determinate(execution: Execution, racy: bool) -> str | None:
         return "a bounded wait gave up"
     if execution.outcome != m.DONE:
         return "the execution did not end"
+    execution = _without_counting(execution)
     reason = next(_reasons(execution, clocks(execution, guards_only=True), racy), None)
     return reason or _not_straight(execution)
 
@@ -67,12 +85,55 @@ def holds_under_every_model(execution: Execution) -> bool:
     acquires does not count: it is there only if the value is, which is the question. Sufficient, not necessary: order
     that rests on the coherence of one word is not seen.
     """
+    execution = _without_counting(execution)
     ops = execution.tables.ops.copy()
     ops[(ops[:, t.KIND] == t.LOAD) | (ops[:, t.KIND] == t.RMW), t.SYNC] &= ~int(Order.ACQUIRE)
     plain = replace(execution, tables=replace(execution.tables, ops=ops))
     if find_races(plain.tables, plain).races:
         return False
     return next(_reasons(plain, clocks(plain), False), None) is None
+
+
+def _without_counting(execution: Execution) -> Execution:
+    """The program without its waits that only count, executed; `execution` itself if it has none.
+
+    Such a wait is relaxed, for a word to be at least so much, and all writes of the word are relaxed additions at the
+    scope of a wave whose results nobody uses. It gives no order to any access, a write never unmeets it, and which of
+    the additions met it makes no difference. So each schedule of the program is one of the program without the wait.
+    If that is determinate, no step ever disables another, with the wait as without: all schedules end if one does.
+    """
+    tables = execution.tables
+    counters = _counters(tables.program)
+    ops = tables.ops.copy()
+    row = 0
+    for agent in tables.program.agents:
+        for op in agent.ops:
+            if isinstance(op, Wait) and op.word.region.id in counters and _only_counts(op):
+                ops[row, t.KIND] = t.NOP
+            row += 1
+    return execute(replace(tables, ops=ops)) if np.any(ops != tables.ops) else execution
+
+
+def _counters(program: Program) -> set[int]:
+    """Ids of the regions that nobody writes but by additions which release nothing and do not wrap."""
+    total: dict[int, int] = {region.id: region.initial for region in program.regions if region.kind == "words"}
+    other = set()
+    for agent in program.agents:
+        used = _used_registers(agent)
+        for op in agent.ops:
+            if isinstance(op, (Store, Rmw)):
+                total[op.word.region.id] += op.value.value if isinstance(op.value, Const) else MASK
+                if not (isinstance(op, Rmw) and op.fn == "add" and _releases_nothing(op)) or op.dst in used:
+                    other.add(op.word.region.id)
+    return {region for region, most in total.items() if most <= MASK} - other
+
+
+def _releases_nothing(op: Rmw) -> bool:
+    return op.order is Order.RELAXED and op.scope is Scope.WAVE
+
+
+def _only_counts(op: Wait) -> bool:
+    return op.order is Order.RELAXED and op.cond is Cond.GE and op.bound is None and op.seconds is None
 
 
 def _reasons(execution: Execution, guards: Clocks, racy: bool) -> Iterator[str]:

@@ -3,29 +3,124 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
 
 from lab.protocol import tables as t
 from lab.protocol.expr import enumerate_index
-from lab.protocol.program import Agent, Rmw, Store, Wait, WordRef
+from lab.protocol.program import Agent, Op, Rmw, Slots, Store, Wait, WordRef
 from lab.protocol.tables import Tables
+from lab.sim import machine as m
 from lab.sim import words
+from lab.sim.engines import engine_of
 from lab.sim.races import Execution
 
 
 def waiting(execution: Execution) -> list[str]:
-    """One line for each agent that waits, then the cycle of agents that wait for each other, if there is one."""
+    """GPUs whose slots have run out; who waits for which word, a line for all that wait alike; a cycle, if any."""
     blocked = list(_blocked(execution))
-    waits_for = {agent.id: _writers_to_come(execution, agent, op) for agent, op in blocked}
+    queues = [_Queue.of(execution, slots, blocked) for slots in execution.tables.program.slots]
+    holders = {agent.id: queue.holders for queue in queues for agent in queue.waiters}
+    waits_for = {
+        agent.id: [holder.id for holder in holders[agent.id]]
+        if agent.id in holders
+        else _writers_to_come(execution, agent, op)
+        for agent, op in blocked
+    }
     names = {agent.id: agent.name for agent in execution.tables.program.agents}
     blocked.sort(key=lambda pair: pair[1].phase in ("launch", "host"))  # what waits inside a kernel comes first
-    lines = [_line(execution, agent, op, waits_for[agent.id], names) for agent, op in blocked]
+    lines = [str(queue) for queue in queues if queue.waiters]
+    alike: dict[str, list[Agent]] = {}
+    for agent, op in blocked:
+        if agent.id not in holders:
+            writers = sorted(waits_for[agent.id], key=lambda writer: writer not in holders)
+            alike.setdefault(_stands(execution, agent, op, [names[writer] for writer in writers]), []).append(agent)
+    lines += [f"{_several(agents)} wait{'s' if len(agents) == 1 else ''} at {where}" for where, agents in alike.items()]
     cycle = _cycle(waits_for)
     if cycle:
         lines.append("each waits for the next: " + " -> ".join(names[agent] for agent in [*cycle, cycle[0]]))
     return lines
 
 
-def _blocked(execution: Execution) -> Iterator[tuple[Agent, object]]:
+def before_giving_up(execution: Execution) -> Execution | None:
+    """The execution up to its first wait that gave up; None: none did, or others could still move then."""
+    gave_up = np.flatnonzero(execution.log.op[: execution.steps] == -2)
+    if not len(gave_up):
+        return None
+    tables, engine, steps = execution.tables, engine_of(execution.memory), int(gave_up[0])
+    state, log = engine.new_state(execution.static, tables.registers), m.new_log(execution.static, m.LEVEL_FULL)
+    choices = execution.log.choice[:steps]
+    outcome = engine.run(execution.static, state, log, m.REPLAY, choices=choices, max_steps=steps)
+    first = len(tables.agent_start) + tables.program.world**2  # of the entities that are timeouts (see `machine.run`)
+    giving_up = range(first, first + len(tables.agent_start))
+    if not all(entity in giving_up for entity in engine.movable(execution.static, state)):
+        return None
+    return Execution(tables, execution.memory, outcome, steps, log, state, execution.static)
+
+
+@dataclass(frozen=True)
+class _Queue:
+    """Blocks that hold the slots of a GPU, and those that wait for one."""
+
+    slots: Slots
+    holders: list[Agent]
+    waiters: list[Agent]
+
+    @classmethod
+    def of(cls, execution: Execution, slots: Slots, blocked: list[tuple[Agent, Op]]) -> _Queue:
+        agents = execution.tables.program.agents
+        return cls(
+            slots,
+            [agent for agent in agents if _holds(execution, slots, agent)],
+            [agent for agent, op in blocked if op.phase == "launch" and _is_slot(slots, op)],
+        )
+
+    def __str__(self) -> str:
+        several = self.slots.count > 1
+        held = f"{self.slots.count} slots are" if several else "only slot is"
+        holders, waiters = _several(_whole(self.holders)), _several(_whole(self.waiters))
+        return (
+            f"GPU {self.slots.gpu}: its {held} held by {holders}; waiting for {'one' if several else 'it'}: {waiters}"
+        )
+
+
+def _whole(agents: list[Agent]) -> list[Agent]:
+    """One agent for each block, named as the block."""
+    return [replace(agent, kind="block") if agent.kind == "wave" else agent for agent in agents if not agent.wave]
+
+
+def _is_slot(slots: Slots, op: Op) -> bool:
+    return isinstance(op, (Wait, Rmw)) and op.word.region.id in slots.words
+
+
+def _holds(execution: Execution, slots: Slots, agent: Agent) -> bool:
+    """Whether the block of this agent, its wave 0, has started and not yet given its slot back."""
+    if agent.wave or not any(op.phase == "kernel end" and _is_slot(slots, op) for op in agent.ops):
+        return False
+    launch = max(k for k, op in enumerate(agent.ops) if op.phase == "launch")
+    back = max(k for k, op in enumerate(agent.ops) if op.phase == "kernel end" and _is_slot(slots, op))
+    done = execution.log.op[: execution.steps] - int(execution.tables.agent_start[agent.id])
+    return bool(np.any(done == launch)) and not np.any(done == back)
+
+
+def _several(agents: list[Agent]) -> str:
+    """Names of agents, blocks in a row as one."""
+    numbered = list(enumerate(sorted(agents, key=lambda a: (a.rank, a.sequence, a.wave, a.block))))
+    rows = groupby(numbered, lambda p: (p[1].rank, p[1].kind, p[1].sequence, p[1].wave, p[1].block - p[0]))
+    return " and ".join(_row([agent for _, agent in row]) for _, row in rows)
+
+
+def _row(row: list[Agent]) -> str:
+    first = row[0]
+    if len(row) == 1:
+        return first.name
+    wave = f" wave {first.wave}" if first.kind == "wave" else ""
+    return f"rank {first.rank} blocks {first.block}..{row[-1].block}{wave}, call {first.call}"
+
+
+def _blocked(execution: Execution) -> Iterator[tuple[Agent, Op]]:
     """Agents that have started and not finished, each with the operation it stands at."""
     tables, state = execution.tables, execution.state
     for agent in tables.program.agents:
@@ -35,21 +130,29 @@ def _blocked(execution: Execution) -> Iterator[tuple[Agent, object]]:
             yield agent, tables.op(pc)
 
 
-def _line(execution: Execution, agent: Agent, op: object, writers: list[int], names: dict[int, str]) -> str:
+def _stands(execution: Execution, agent: Agent, op: Op, writers: list[str]) -> str:
+    """Where an agent stands and what it waits for; `writers` may still write it."""
     tables = execution.tables
     pc = int(execution.state.pc[agent.id])
-    text = f"{agent.name} waits at op {int(tables.ops[pc, t.POSITION])}: {op.describe()} ({op.site})"  # type: ignore[attr-defined]
+    text = f"op {int(tables.ops[pc, t.POSITION])}: {op.describe()} ({op.site})"
     if not isinstance(op, Wait):
         return text
-    held = ", ".join(str(int(execution.state.word[word])) for word in _words(tables, op.word))
+    held = ", ".join(str(int(execution.state.word[word])) for word in _looked_at(execution, agent, op))
     text += f"; it holds {held}"
     gone = _met_and_gone(execution, agent, op)
     if gone:
         return f"{text}; {gone}"
     if not writers:
         return f"{text}; nobody will write it any more"
-    shown = ", ".join(names[writer] for writer in writers[:3])
-    return f"{text}; still to be written by {shown}" + (f" and {len(writers) - 3} more" if len(writers) > 3 else "")
+    more = f" and {len(writers) - 3} more" if len(writers) > 3 else ""
+    return f"{text}; still to be written by {', '.join(writers[:3])}{more}"
+
+
+def _looked_at(execution: Execution, agent: Agent, op: Wait) -> range:
+    """Ids of the words that an agent looks at now."""
+    pc = int(execution.state.pc[agent.id])
+    first = int(words.address.py_func(execution.static, execution.state, pc, agent.id))
+    return range(first, first + op.word.count)
 
 
 def _words(tables: Tables, ref: WordRef) -> list[int]:
@@ -59,12 +162,12 @@ def _words(tables: Tables, ref: WordRef) -> list[int]:
     return sorted({base + index + k for index in indices for k in range(ref.count)})
 
 
-def _writers_to_come(execution: Execution, agent: Agent, op: object) -> list[int]:
+def _writers_to_come(execution: Execution, agent: Agent, op: Op) -> list[int]:
     """Agents that have an operation ahead of them that may write what `agent` waits for."""
     if not isinstance(op, Wait):
         return []
     tables = execution.tables
-    wanted = set(_words(tables, op.word))
+    wanted = set(_looked_at(execution, agent, op))
     found = []
     for other in tables.program.agents:
         at = int(execution.state.pc[other.id]) - int(tables.agent_start[other.id])
@@ -77,7 +180,7 @@ def _writers_to_come(execution: Execution, agent: Agent, op: object) -> list[int
 def _met_and_gone(execution: Execution, agent: Agent, op: Wait) -> str | None:
     """Whether the word once met the wait and was overwritten before the waiter looked."""
     log, tables = execution.log, execution.tables
-    wanted = set(_words(tables, op.word))
+    wanted = set(_looked_at(execution, agent, op))
     if op.word.count > 1:
         return None
     value = _operand(execution, agent, op)

@@ -20,8 +20,14 @@ def headline(verdict: Verdict) -> str:
     sizes = ",".join(map(str, config["bytes"]))  # type: ignore[call-overload]
     return (
         f"{verdict.protocol}: {verdict.verdict.upper()}   world {config['world']}, calls {config['calls']}, "
-        f"bytes {sizes}, blocks {config['blocks'] or 'own grid'}, {config['scenario']}, {verdict.memory}"
+        f"bytes {sizes}, blocks {config['blocks'] or 'own grid'}{_few(config)}, {config['scenario']}, {verdict.memory}"
     )
+
+
+def _few(config: dict[str, object]) -> str:
+    """The slots of a GPU, and the GPUs, where they are few."""
+    shared = f" on {config['gpus']} GPU{'s' if config['gpus'] != 1 else ''}" if config["gpus"] else ""
+    return f", {config['resident']} at once{shared}" if config["resident"] else ""
 
 
 def _lines(verdict: Verdict) -> Iterator[str]:
@@ -47,7 +53,8 @@ def _failing(verdict: Verdict) -> Iterator[str]:
             yield f"  and {len(verdict.wrong) - _WRONG_SHOWN} more"
         yield from (f"  {mean}" for mean in verdict.means[:_MEANS_SHOWN])
     if verdict.hang:
-        yield "\nnothing can move any more:"
+        gave_up = ", until bounded waits give up" if verdict.abort else ""
+        yield f"\nnothing can move any more{gave_up}:"
         yield from (f"  {line}" for line in verdict.hang[:_WAITS_SHOWN])
         if len(verdict.hang) > _WAITS_SHOWN:
             yield f"  and {len(verdict.hang) - _WAITS_SHOWN} more"
