@@ -1,5 +1,6 @@
 """Few slots: what starts when, what hangs and why, that every order is tried, and that a slot is no memory order."""
 
+import random
 from itertools import permutations
 
 import pytest
@@ -97,6 +98,38 @@ def test_blocks_that_wait_for_their_like_need_one_slot(memory, changes):
     verdict = judged(one_shot, memory, **changes)
     assert verdict.ok and "the program is determinate" in verdict.proof
     assert "for every memory model that keeps release and acquire" in verdict.proof
+
+
+def ends(needs: list[set[int]], slots: int) -> bool:
+    """Whether blocks that each wait until all of `needs` have started all end, worked out by hand."""
+    started, running = 0, set()
+    while True:
+        while started < len(needs) and len(running) < slots:
+            running.add(started)
+            started += 1
+        over = {block for block in running if max(needs[block], default=-1) < started}
+        if not over:
+            return not running
+        running -= over
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whether_it_ends_is_the_same_in_every_schedule(seed):
+    rng = random.Random(seed)
+    needs = [set(rng.sample(range(5), rng.randrange(3))) for _ in range(5)]
+    slots = rng.randrange(1, 5)
+
+    @protocol(memory=lambda m: m.words("started", 5), world=1, blocks=5, bytes=512)
+    def waits_for_some(b: Block) -> None:
+        b.leader.store(b.mine.started[b.block], 1, RELAXED, DEVICE)
+        for other in sorted(needs[b.block]):
+            b.leader.wait(b.mine.started[other], ">=", 1, RELAXED, DEVICE)
+        b.copy(b.input, b.output)
+
+    verdict = judged(waits_for_some, resident=slots, executions=20, schedulers=("random", "exhaustive"))
+    assert verdict.verdict == ("ok" if ends(needs, slots) else "hang")
+    assert verdict.failing == (0 if verdict.ok else verdict.executions), "some schedules end and some do not"
+    assert not verdict.ok or "the program is determinate" in verdict.proof
 
 
 def test_all_schedules_of_few_slots():
