@@ -72,7 +72,7 @@ class Builder:
             tuple(self.regions),
             tuple(self.agents),
             len(self._chains),
-            self.dispatch.slots(),
+            self.dispatch.residency(),
         )
         _check_waits(program)
         return program

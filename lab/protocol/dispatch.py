@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 from lab.protocol.config import BLOCK_SHARED, HOST_MAPPED, RELAXED, SYSTEM, WAVE
 from lab.protocol.expr import Expr, word
 from lab.protocol.layout import Buffer
-from lab.protocol.program import Cond, Memory, Rmw, Slots, Wait, WordRef
+from lab.protocol.program import Cond, Memory, Residency, Rmw, Wait, WordRef
 from lab.protocol.record import Recorder
 
 if TYPE_CHECKING:
@@ -136,9 +136,9 @@ class Dispatch:
                     gpu.tickets = self._word(gpu, f"tickets for slots of GPU {number}")
                     gpu.freed = self._word(gpu, f"slots freed of GPU {number}", initial=slots)
 
-    def slots(self) -> tuple[Slots, ...]:
+    def residency(self) -> tuple[Residency, ...]:
         """The GPUs whose slots may run out."""
-        return tuple(Slots(gpu.number, gpu.slots, frozenset(gpu.words)) for gpu in self._gpus.values())
+        return tuple(Residency(gpu.number, gpu.slots, frozenset(gpu.words)) for gpu in self._gpus.values())
 
     def turns(self, kernel: Kernel, sequence: int) -> list[Turn | None]:
         """The turn of each block of a kernel that is launched now, the `sequence`-th of its rank; None: at once."""

@@ -497,7 +497,7 @@ def _key(value: object) -> object:
 
 
 @dataclass(frozen=True)
-class Slots:
+class Residency:
     """A GPU on which more blocks may want to run than it has slots for (`lab.protocol.dispatch`).
 
     Attributes:
@@ -521,7 +521,7 @@ class Program:
         world: Ranks.
         itemsize: Bytes an element.
         dtype: `"fp16"`, `"bf16"` or `"fp32"`.
-        slots: The GPUs whose slots may run out.
+        residency: The GPUs whose slots may run out.
     """
 
     protocol: str
@@ -532,7 +532,7 @@ class Program:
     regions: tuple[Region, ...]
     agents: tuple[Agent, ...]
     chains: int
-    slots: tuple[Slots, ...] = ()
+    residency: tuple[Residency, ...] = ()
 
     @property
     def n_ops(self) -> int:

@@ -204,7 +204,7 @@ def _notes(
         yield f"race {number}{phases}: {_witness_note(protocol, memory, pair, failed)}"
     if config.calls == 1 and len(list(_launches(program))) <= program.world:
         yield "one call only: whether the next call reuses a buffer too early was not looked at (--calls 3)"
-    yield from _slots(config, program)
+    yield from _residency(config, program)
     if not any(isinstance(op, Expect) for agent in program.agents for op in agent.ops):
         yield (
             "the scenario compares no output, so only races, hangs and aborts were looked for; end it with "
@@ -212,11 +212,11 @@ def _notes(
         )
 
 
-def _slots(config: Config, program: Program) -> Iterator[str]:
+def _residency(config: Config, program: Program) -> Iterator[str]:
     """Where slots are few, whether that matters."""
     if config.resident is None:
         return
-    few = [str(slots.gpu) for slots in program.slots]
+    few = [str(slots.gpu) for slots in program.residency]
     if few:
         which = f"GPU{'s' if len(few) > 1 else ''} {', '.join(few)}"
         yield f"{which} may have more blocks to run at once than the {config.resident} that find a slot"

@@ -10,7 +10,7 @@ import numpy as np
 
 from lab.protocol import tables as t
 from lab.protocol.expr import enumerate_index
-from lab.protocol.program import Agent, Op, Rmw, Slots, Store, Wait, WordRef
+from lab.protocol.program import Agent, Op, Residency, Rmw, Store, Wait, WordRef
 from lab.protocol.tables import Tables
 from lab.sim import machine as m
 from lab.sim import words
@@ -21,7 +21,7 @@ from lab.sim.races import Execution
 def waiting(execution: Execution) -> list[str]:
     """GPUs whose slots have run out; who waits for which word, a line for all that wait alike; a cycle, if any."""
     blocked = list(_blocked(execution))
-    queues = [_Queue.of(execution, slots, blocked) for slots in execution.tables.program.slots]
+    queues = [_Queue.of(execution, slots, blocked) for slots in execution.tables.program.residency]
     holders = {agent.id: queue.holders for queue in queues for agent in queue.waiters}
     waits_for = {
         agent.id: [holder.id for holder in holders[agent.id]]
@@ -64,12 +64,12 @@ def before_giving_up(execution: Execution) -> Execution | None:
 class _Queue:
     """Blocks that hold the slots of a GPU, and those that wait for one."""
 
-    slots: Slots
+    slots: Residency
     holders: list[Agent]
     waiters: list[Agent]
 
     @classmethod
-    def of(cls, execution: Execution, slots: Slots, blocked: list[tuple[Agent, Op]]) -> _Queue:
+    def of(cls, execution: Execution, slots: Residency, blocked: list[tuple[Agent, Op]]) -> _Queue:
         agents = execution.tables.program.agents
         return cls(
             slots,
@@ -91,11 +91,11 @@ def _whole(agents: list[Agent]) -> list[Agent]:
     return [replace(agent, kind="block") if agent.kind == "wave" else agent for agent in agents if not agent.wave]
 
 
-def _is_slot(slots: Slots, op: Op) -> bool:
+def _is_slot(slots: Residency, op: Op) -> bool:
     return isinstance(op, (Wait, Rmw)) and op.word.region.id in slots.words
 
 
-def _holds(execution: Execution, slots: Slots, agent: Agent) -> bool:
+def _holds(execution: Execution, slots: Residency, agent: Agent) -> bool:
     """Whether the block of this agent, its wave 0, has started and not yet given its slot back."""
     if agent.wave or not any(op.phase == "kernel end" and _is_slot(slots, op) for op in agent.ops):
         return False
