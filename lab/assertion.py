@@ -13,6 +13,7 @@ from typing import Any
 from lab.protocol.library import BUILT_IN, load
 from lab.protocol.write import Protocol
 from lab.sim import check as sim
+from lab.sim.executor import executor
 from lab.sim.report import report
 from lab.sim.verdict import Verdict
 
@@ -36,6 +37,7 @@ def check(
     executions: int = 1000,
     seed: int = 0,
     deadline: float | None = 30.0,
+    workers: int = 1,
     **config: Any,
 ) -> Verdict:
     """Check a protocol and return its verdict, which is ok.
@@ -46,6 +48,7 @@ def check(
         executions: Executions to explore.
         seed: Of the schedulers.
         deadline: Seconds of exploration at most; None: no limit.
+        workers: Threads that explore.
         **config: Fields of `Config`: world, calls, bytes, blocks, dtype, waves, scenario, options, ...
 
     Raises:
@@ -53,9 +56,16 @@ def check(
         LabError: There is no such protocol, or it refuses the configuration.
     """
     found = load(protocol) if isinstance(protocol, str) else _referable(protocol)
-    verdict = sim.check(
-        found, found.config(**config), memory=memory, executions=executions, seed=seed, deadline=deadline
-    )
+    with executor(workers=workers) as explorers:
+        verdict = sim.check(
+            found,
+            found.config(**config),
+            memory=memory,
+            executions=executions,
+            seed=seed,
+            deadline=deadline,
+            executor=explorers,
+        )
     if not verdict.ok:
         raise ProtocolDefect(verdict)
     return verdict

@@ -1,5 +1,6 @@
 """Errors that a user can mend: what was wrong, with which value, and what to do about it."""
 
+import copyreg
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -22,6 +23,10 @@ class LabError(Exception):
         self.what = what
         self.value = value
         self.hint = hint
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors travel between processes, and subclasses take other arguments than an Exception remembers.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     def __str__(self) -> str:
         shown = "" if self.value is None else f": {self.value!r}"

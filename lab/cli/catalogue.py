@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lab.cli.errors import DEFECT
+from lab.cli.errors import DEFECT, INTERRUPTED, say
 from lab.cli.output import emit_json
+from lab.errors import LabError
 
 if TYPE_CHECKING:
     from lab.protocol.published import Entry
+    from lab.sim.executor import Executor
 
 
 def command(
@@ -22,6 +26,7 @@ def command(
     memory: Annotated[str | None, typer.Option(help="Memory models, with commas; all by default.")] = None,
     executions: Annotated[int, typer.Option(help="Executions to explore for each verdict.", min=1)] = 500,
     seed: Annotated[int, typer.Option(help="Seed of the schedulers.", min=0)] = 0,
+    workers: Annotated[int, typer.Option(help="Processes that judge.", min=1)] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Check every published defect and its fix; exit 1 if a defect is missed or a fix accused.
@@ -31,6 +36,7 @@ def command(
     """
     from lab.errors import UnknownNameError
     from lab.protocol.published import ENTRIES, entry
+    from lab.sim.executor import by_process
     from lab.sim.machine import MEMORY_MODELS
 
     models = memory.split(",") if memory else list(MEMORY_MODELS)
@@ -38,13 +44,49 @@ def command(
         if name not in MEMORY_MODELS:
             raise UnknownNameError("memory model", name, MEMORY_MODELS)
     chosen = [entry(id) for id in reports] if reports else list(ENTRIES)
-    rows = [judge(found, models, executions, seed) for found in chosen]
+    rows, stopped = judge_all(chosen, models, executions, seed, by_process(workers))
     if json:
         emit_json(rows)
     else:
         for line in _table(rows, models):
             typer.echo(line)
+    if stopped:
+        say(f"stopped with Ctrl-C; the {len(rows)} of {len(chosen)} reports that were judged until then are above")
+        raise typer.Exit(INTERRUPTED)
     raise typer.Exit(0 if all(row["as_expected"] for row in rows) else DEFECT)
+
+
+@dataclass(frozen=True)
+class _Judging:
+    """What the judgements of all entries share; see `lab.sim.executor.Task`."""
+
+    models: tuple[str, ...]
+    executions: int
+    seed: int
+
+    def start(self) -> Callable[[Entry], dict[str, Any]]:
+        return lambda found: judge(found, list(self.models), self.executions, self.seed)
+
+
+def judge_all(
+    chosen: list[Entry], models: list[str], executions: int, seed: int, executor: Executor
+) -> tuple[list[dict[str, Any]], bool]:
+    """Judge entries: their rows in the order of `chosen`, and whether Ctrl-C ended it before all were judged.
+
+    Raises:
+        LabError: An entry could not be judged because its workers died.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    stopped = False
+    try:
+        with closing(executor.unordered(_Judging(tuple(models), executions, seed), chosen)) as results:
+            for done in results:
+                if done.result is None:
+                    raise LabError("a report was not judged", value=done.item.id, hint=done.lost)
+                rows[done.item.id] = done.result
+    except KeyboardInterrupt:
+        stopped = True
+    return [rows[found.id] for found in chosen if found.id in rows], stopped
 
 
 def judge(found: Entry, models: list[str], executions: int, seed: int) -> dict[str, Any]:

@@ -50,6 +50,11 @@ def command(
     checkpoint: Annotated[
         str | None, typer.Option(help="exhaustive: file to go on from, and to write to when it ends early.")
     ] = None,
+    workers: Annotated[int, typer.Option(help="Threads that explore; with --engine dask, workers.", min=1)] = 1,
+    engine: Annotated[str, typer.Option(help="Where they are: local, or dask.")] = "local",
+    dask_address: Annotated[
+        str | None, typer.Option(help="dask: a running scheduler, tcp://HOST:PORT; else a cluster on this machine.")
+    ] = None,
     early_timeout: Annotated[
         float, typer.Option(help="Probability that a bounded wait gives up although others could move.", min=0, max=1)
     ] = 0.0,
@@ -69,6 +74,7 @@ def command(
     """
     from lab.cli.request import configured, size
     from lab.sim.check import check
+    from lab.sim.executor import executor
     from lab.sim.report import report
 
     found, config = configured(
@@ -89,21 +95,23 @@ def command(
         program = found.program(config)
         typer.echo(program.listing(next(agent for agent in program.agents if agent.kind != "host")))
         return
-    verdict = check(
-        found,
-        config,
-        memory=memory,
-        schedulers=tuple(schedulers.split(",")),
-        executions=executions,
-        seed=seed,
-        deadline=deadline,
-        early_timeout=early_timeout,
-        pct_depth=pct_depth,
-        limit_states=states,
-        memory_limit=None if memory_limit is None else size(memory_limit),
-        checkpoint=checkpoint,
-        progress=_progress,
-    )
+    with executor(engine, workers, dask_address) as explorers:
+        verdict = check(
+            found,
+            config,
+            memory=memory,
+            schedulers=tuple(schedulers.split(",")),
+            executions=executions,
+            seed=seed,
+            deadline=deadline,
+            early_timeout=early_timeout,
+            pct_depth=pct_depth,
+            limit_states=states,
+            memory_limit=None if memory_limit is None else size(memory_limit),
+            checkpoint=checkpoint,
+            progress=_progress,
+            executor=explorers,
+        )
     if json:
         emit_json(_document(verdict))
     else:

@@ -25,6 +25,7 @@ def command(
     option: Annotated[list[str] | None, typer.Option("--set", help="An option of the protocol, NAME=VALUE.")] = None,
     states: Annotated[int, typer.Option(help="States of an exhaustive search, at most.", min=1)] = 1_000_000,
     seed: Annotated[int, typer.Option(help="Seed of the exploration.", min=0)] = 0,
+    workers: Annotated[int, typer.Option(help="Processes that judge.", min=1)] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Weaken each wait, fence, store, order, scope and buffer of a protocol in turn and see whether the check notices.
@@ -34,8 +35,9 @@ def command(
     found, and nothing is proved. Exit 1 if any mutant survived.
     """
     from lab.cli.request import configured
+    from lab.sim.executor import by_process
     from lab.sim.judge import Limits, judge_program
-    from lab.sim.mutate import judge, mutants
+    from lab.sim.mutate import judge_all
 
     found, config = configured(
         protocol,
@@ -56,13 +58,7 @@ def command(
         raise LabError(
             f"{protocol} is {original.verdict} as it stands, so its mutants say nothing", hint=f"lab check {protocol}"
         )
-    outcomes: list[Outcome] = []
-    interrupted = False
-    try:
-        for mutant in mutants(program):
-            outcomes.append(judge(mutant, limits))
-    except KeyboardInterrupt:
-        interrupted = True
+    outcomes, interrupted = judge_all(program, limits, by_process(workers))
     if json:
         emit_json([_row(outcome) for outcome in outcomes])
     else:

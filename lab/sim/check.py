@@ -10,8 +10,9 @@ from lab.protocol.tables import Tables, compile_tables
 from lab.protocol.write import Config, Protocol
 from lab.sim import machine as m
 from lab.sim.determinate import holds_under_every_model, why_not_determinate
+from lab.sim.executor import Executor
 from lab.sim.explain import Explainer, WitnessStep, witness
-from lab.sim.explore import INTERRUPTED, Engine, Exploration, explore
+from lab.sim.explore import INTERRUPTED, Exploration, explore
 from lab.sim.hang import before_giving_up, waiting
 from lab.sim.judge import RACE_CHECKED, races_of_several
 from lab.sim.minimise import Witness, key_of, smallest_witness
@@ -42,6 +43,7 @@ def check(
     memory_limit: int | None = None,
     checkpoint: str | None = None,
     progress: Callable[[Exploration], None] | None = None,
+    executor: Executor | None = None,
 ) -> Verdict:
     """Check a protocol: race check of one execution, then exploration, then a small witness for each race.
 
@@ -60,6 +62,7 @@ def check(
         memory_limit: Bytes that the states may take.
         checkpoint: A file from which the search goes on, and to which it writes when it ends early.
         progress: Called after each batch of executions.
+        executor: Who runs the executions (`executor.executor`); None: this thread. The verdict is the same.
 
     Returns:
         The verdict. Ctrl-C during the exploration keeps what was found until then.
@@ -78,8 +81,9 @@ def check(
     explorers = tuple(name for name in schedulers if name != EXHAUSTIVE)
     found, searched = Exploration(), None
     if explorers:
-        engine = Engine(tables, memory)
-        found = explore(engine, explorers, executions, seed, deadline, early_timeout, progress, pct_depth)
+        found = explore(
+            tables, memory, explorers, executions, seed, deadline, early_timeout, progress, pct_depth, executor
+        )
     if EXHAUSTIVE in schedulers and found.stopped != INTERRUPTED:
         searched = search(
             tables,

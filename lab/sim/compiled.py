@@ -28,7 +28,7 @@ def keep_compiled_code(folder: Path | None = None) -> Path:
     Returns:
         The folder of these sources.
     """
-    key = _digest()
+    key = digest()
     base = folder or (Path(numba.config.CACHE_DIR) if numba.config.CACHE_DIR else _user_cache())
     for place in (base, Path(tempfile.gettempdir()) / f"research-kernel-lab-{os.getuid()}"):
         try:
@@ -46,7 +46,7 @@ def _user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "research-kernel-lab" / "numba"
 
 
-def _digest() -> str:
+def digest() -> str:
     """Sixteen hex digits over every source that compiled code takes functions or constants from."""
     here = Path(__file__).parent
     protocol = [here.parent / "protocol" / name for name in ("expr.py", "program.py", "tables.py")]

@@ -1,10 +1,16 @@
-"""Exploration: many executions of one program under seeded schedulers, until one fails or the budget ends."""
+"""Exploration: many executions of one program under seeded schedulers, until the budget ends, by one worker or many.
+
+The workers take ranges of seeds. What is found depends neither on who ran which nor on where the ranges are cut: counts
+are sums over the seeds, and the failing execution that is shown is the one of the lowest seed.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,10 +18,12 @@ from lab.errors import UnknownNameError
 from lab.protocol.tables import Tables
 from lab.sim import machine as m
 from lab.sim.engines import engine_of
+from lab.sim.executor import Executor, InProcess
 
 SCHEDULERS = {"random": m.RANDOM, "pct": m.PCT, "run_on": m.RUN_ON}
 INTERRUPTED = "Ctrl-C"
-_BATCH = 64
+_ITEM_SECONDS = 0.1  # that a range of seeds should take: the longest wait for a deadline or Ctrl-C
+_FIRST_ITEM, _LARGEST_ITEM = 4, 1 << 14  # seeds of a range before its speed is known, and at most
 
 
 @dataclass
@@ -24,8 +32,10 @@ class Exploration:
 
     Attributes:
         executions, wrong, hangs, aborts: Executions in all, with a wrong element, without an end, with a timeout.
-        failure: (scheduler, seed, choices) of the first failing execution.
+        failure: (scheduler, seed, choices) of the failing execution with the lowest seed; where several schedulers
+            fail at that seed, of the one named first.
         stopped: Why it ended early (Ctrl-C, deadline); None when the budget was used up.
+        lost: The executions that are missing because their workers died, and why.
         ops: Operations executed.
         seconds: Time spent.
     """
@@ -36,6 +46,7 @@ class Exploration:
     aborts: int = 0
     failure: tuple[str, int, np.ndarray] | None = None
     stopped: str | None = None
+    lost: tuple[str, ...] = ()
     ops: int = 0
     seconds: float = 0.0
     by_scheduler: dict[str, int] = field(default_factory=dict)
@@ -92,8 +103,39 @@ class Engine:
         return int(self.state.counts[m.C_TIMEOUTS])
 
 
+class Seeds(NamedTuple):
+    """Executions to run: `count` seeds of one scheduler from `first` on."""
+
+    scheduler: str
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """What all ranges of seeds share; see `executor.Task`."""
+
+    tables: Tables
+    memory: str
+    early_timeout: int
+    pct_depth: int
+
+    def start(self) -> Callable[[Seeds], tuple[np.ndarray, float]]:
+        """An engine that runs ranges of seeds: the totals, and the seconds that it took."""
+        engine = Engine(self.tables, self.memory)
+        engine.batch("random", 0, 0, 0, self.pct_depth)  # compiles, so that no range of seeds is timed with that
+
+        def run(seeds: Seeds) -> tuple[np.ndarray, float]:
+            started = time.perf_counter()
+            totals = engine.batch(seeds.scheduler, seeds.first, seeds.count, self.early_timeout, self.pct_depth)
+            return totals, time.perf_counter() - started
+
+        return run
+
+
 def explore(
-    engine: Engine,
+    tables: Tables,
+    memory: str = "sc",
     schedulers: tuple[str, ...] = ("random", "pct"),
     executions: int = 1000,
     seed: int = 0,
@@ -101,18 +143,21 @@ def explore(
     early_timeout: float = 0.0,
     progress: Callable[[Exploration], None] | None = None,
     pct_depth: int = m.PCT_DEPTH,
+    executor: Executor | None = None,
 ) -> Exploration:
     """Run `executions` executions, shared evenly between `schedulers`; Ctrl-C ends it and keeps what was found.
 
     Args:
-        engine: The program to run.
+        tables: The program to run.
+        memory: Memory model.
         schedulers: Names of SCHEDULERS.
         executions: Executions in all.
         seed: First seed.
         deadline: Seconds after which it stops; None: no limit.
         early_timeout: Probability, at each step, that a bounded wait gives up although others could move.
-        progress: Called after each batch.
+        progress: Called after each range of seeds.
         pct_depth: Of PCT, one more than its changes of priority (see `machine.run`).
+        executor: Who runs them; None: this thread. The result is the same.
 
     Raises:
         LabError: There is no such scheduler or depth.
@@ -120,39 +165,75 @@ def explore(
     for name in schedulers:
         if name not in SCHEDULERS:
             raise UnknownNameError("scheduler", name, SCHEDULERS)
+    task = _Batches(tables, memory, int(early_timeout * 2**32), pct_depth)
     found = Exploration(by_scheduler=dict.fromkeys(schedulers, 0))
+    shares = {name: executions // len(schedulers) for name in schedulers}
+    for name in schedulers[: executions % len(schedulers)]:
+        shares[name] += 1
+    pace = _Pace()
+    first: tuple[int, int] | None = None
     started = time.perf_counter()
-    share = -(-executions // len(schedulers))
-    threshold = int(early_timeout * 2**32)
     try:
-        for first in range(0, share, _BATCH):
-            for name in schedulers:
-                count = min(_BATCH, share - first, executions - found.executions)
-                if count > 0:
-                    _add(engine, found, name, seed + first, count, threshold, pct_depth)
-            found.seconds = time.perf_counter() - started
-            if progress:
-                progress(found)
-            if deadline is not None and found.seconds > deadline:
-                found.stopped = f"deadline of {deadline:g} s"
-                break
+        with closing((executor or InProcess()).unordered(task, _ranges(shares, seed, pace))) as results:
+            for done in results:
+                if done.result is None:
+                    found.lost += (f"{done.item.scheduler} seeds {_span(done.item)}: {done.lost}",)
+                    continue
+                totals, took = done.result
+                pace.learn(done.item.count, took)
+                _add(found, done.item.scheduler, totals)
+                if totals[m.T_FIRST] >= 0:
+                    failing = int(totals[m.T_FIRST]), schedulers.index(done.item.scheduler)
+                    first = failing if first is None else min(first, failing)
+                found.seconds = time.perf_counter() - started
+                if progress:
+                    progress(found)
+                if deadline is not None and found.seconds > deadline:
+                    found.stopped = f"deadline of {deadline:g} s"
+                    break
     except KeyboardInterrupt:
         found.stopped = INTERRUPTED
+    if first is not None:
+        name = schedulers[first[1]]
+        choices = Engine(tables, memory).choices(name, first[0], task.early_timeout, pct_depth)
+        found.failure = (name, first[0], choices)
     found.seconds = time.perf_counter() - started
     return found
 
 
-def _add(engine: Engine, found: Exploration, name: str, seed: int, count: int, threshold: int, pct_depth: int) -> None:
-    totals = engine.batch(name, seed, count, threshold, pct_depth)
-    failing = int(totals[m.T_FIRST])
+class _Pace:
+    """How many seeds make a range: as many as take about `_ITEM_SECONDS`, by the last range."""
+
+    def __init__(self) -> None:
+        self.count = _FIRST_ITEM
+
+    def learn(self, count: int, seconds: float) -> None:
+        wanted = int(_ITEM_SECONDS * count / max(seconds, 1e-9))
+        self.count = max(1, min(wanted, 8 * count, _LARGEST_ITEM))
+
+
+def _ranges(shares: dict[str, int], seed: int, pace: _Pace) -> Iterator[Seeds]:
+    """The seeds of each scheduler in ranges, the schedulers in turn."""
+    given = dict.fromkeys(shares, 0)
+    while given != shares:
+        for name, share in shares.items():
+            count = min(pace.count, share - given[name])
+            if count:
+                yield Seeds(name, seed + given[name], count)
+                given[name] += count
+
+
+def _span(seeds: Seeds) -> str:
+    return f"{seeds.first} to {seeds.first + seeds.count - 1}"
+
+
+def _add(found: Exploration, name: str, totals: np.ndarray) -> None:
     found.executions += int(totals[m.T_RUNS])
     found.by_scheduler[name] += int(totals[m.T_RUNS])
     found.wrong += int(totals[m.T_WRONG])
     found.hangs += int(totals[m.T_HANGS])
     found.aborts += int(totals[m.T_ABORTS])
     found.ops += int(totals[m.T_OPS])
-    if failing >= 0 and found.failure is None:
-        found.failure = (name, failing, engine.choices(name, failing, threshold, pct_depth))
 
 
 def every_schedule(engine: Engine, limit: int = 1_000_000) -> tuple[list[np.ndarray], bool]:

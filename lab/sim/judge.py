@@ -13,7 +13,7 @@ from lab.protocol.program import Program
 from lab.protocol.tables import Tables, compile_tables
 from lab.sim import machine as m
 from lab.sim.determinate import holds_under_every_model, why_not_determinate
-from lab.sim.explore import INTERRUPTED, Engine, explore
+from lab.sim.explore import INTERRUPTED, explore
 from lab.sim.minimise import key_of
 from lab.sim.races import RaceReport, execute, find_races
 from lab.sim.search import MEMORY_MODELS, search
@@ -120,7 +120,7 @@ def races_of_several(tables: Tables, first: RaceReport, seed: int) -> tuple[Race
 def _explored(tables: Tables, limits: Limits, models: tuple[str, ...]) -> Judgement | None:
     """The defect that exploration finds under some memory model; None: it finds none."""
     for memory in models:
-        found = explore(Engine(tables, memory), executions=limits.executions, seed=limits.seed, deadline=limits.seconds)
+        found = explore(tables, memory, executions=limits.executions, seed=limits.seed, deadline=limits.seconds)
         if found.stopped == INTERRUPTED:
             raise KeyboardInterrupt
         if found.failing:

@@ -7,10 +7,13 @@ protocol holds without it. One that survives without a proof is a gap of the che
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
+from lab.errors import LabError
 from lab.protocol.program import Barrier, Fence, Load, Memory, Op, Order, Program, Rmw, Scope, Site, Store, Wait
+from lab.sim.executor import Executor, InProcess
 from lab.sim.judge import DEFAULT_LIMITS, Basis, Judgement, Limits, judge_program
 from lab.sim.slots import slot_dimension, slot_dimensions, with_depth
 
@@ -104,6 +107,49 @@ def mutants(program: Program) -> Iterator[Mutant]:
 def judge(mutant: Mutant, limits: Limits = DEFAULT_LIMITS) -> Outcome:
     """Check one mutant (see `judge.judge_program`)."""
     return Outcome(mutant, judge_program(mutant.program, limits))
+
+
+@dataclass(frozen=True)
+class _Judging:
+    """The mutants of one program, judged by their number; see `executor.Task`."""
+
+    program: Program
+    limits: Limits
+
+    def start(self) -> Callable[[int], Judgement]:
+        programs = [mutant.program for mutant in mutants(self.program)]
+        return lambda number: judge_program(programs[number], self.limits)
+
+
+def judge_all(
+    program: Program, limits: Limits = DEFAULT_LIMITS, executor: Executor | None = None
+) -> tuple[list[Outcome], bool]:
+    """Judge all mutants of a program.
+
+    Args:
+        program: The program.
+        limits: Of each judgement.
+        executor: Who judges them (`executor.by_process`); None: this thread. The outcomes are the same.
+
+    Returns:
+        The outcomes in the order of `mutants`, and whether Ctrl-C ended it before all were judged.
+
+    Raises:
+        LabError: A mutant could not be judged because its workers died.
+    """
+    judged: dict[int, Outcome] = {}
+    interrupted = False
+    try:
+        made = list(mutants(program))
+        judging = (executor or InProcess()).unordered(_Judging(program, limits), range(len(made)))
+        with closing(judging) as results:
+            for done in results:
+                if done.result is None:
+                    raise LabError("a mutant was not judged", value=made[done.item].what, hint=done.lost)
+                judged[done.item] = Outcome(made[done.item], done.result)
+    except KeyboardInterrupt:
+        interrupted = True
+    return [judged[number] for number in sorted(judged)], interrupted
 
 
 def score(outcomes: list[Outcome]) -> float | None:

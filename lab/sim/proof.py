@@ -36,7 +36,8 @@ def proof(
     if found.by_scheduler:
         schedules = ", ".join(f"{count} {name}" for name, count in found.by_scheduler.items())
         stopped = f" (stopped early: {found.stopped})" if found.stopped else ""
-        covered.append(f"explored: {schedules} executions under {memory}{stopped}")
+        lost = f" (lost: {', '.join(found.lost)})" if found.lost else ""
+        covered.append(f"explored: {schedules} executions under {memory}{stopped}{lost}")
     if searched is not None:
         covered.append(f"search: {searched.covered}")
     if why_not is None:

@@ -13,7 +13,7 @@ from lab.protocol.library import load
 from lab.protocol.tables import compile_tables
 from lab.sim import machine as m
 from lab.sim.check import check, story, witnesses
-from lab.sim.explore import Engine, explore
+from lab.sim.explore import explore
 from lab.sim.races import execute, find_races
 
 # ---- D1 and D2
@@ -116,7 +116,7 @@ def test_a_correct_protocol_is_not_accused(name, changes):
     for seed in range(2):
         assert find_races(tables, execute(tables, policy=m.RANDOM, seed=seed)).races == ()
     for memory in ("sc", "posted"):
-        assert explore(Engine(tables, memory), executions=60).failing == 0
+        assert explore(tables, memory, executions=60).failing == 0
 
 
 def test_a_verdict_of_ok_says_what_it_covers():

@@ -28,11 +28,11 @@ def test_the_folder_changes_with_any_source_that_compiled_code_sees(tmp_path, mo
     for name in ("expr", "program", "tables"):
         (protocol / f"{name}.py").write_text("KIND = 0\n")
     monkeypatch.setattr(compiled, "__file__", str(sources / "compiled.py"))
-    seen = {compiled._digest()}
+    seen = {compiled.digest()}
     (protocol / "tables.py").write_text("KIND = 1\n")
-    seen.add(compiled._digest())
+    seen.add(compiled.digest())
     (sources / "words.py").write_text("ADD = 1\n")
-    seen.add(compiled._digest())
+    seen.add(compiled.digest())
     assert len(seen) == 3
 
 
