@@ -55,15 +55,18 @@ def trace_of(
         raise LabError("stamps have another shape", value=(stamps.shape, str(stamps.dtype)))
     nanoseconds = 1e9 / ticks_per_second
     rows = []
+    # float64 counts nanoseconds since 1970 in steps of 256, so the first stamp of all becomes zero
+    first = int(stamps["ticks"][stamps["ticks"] != 0].min(initial=np.iinfo(np.uint64).max))
     for rank, call, block in np.argwhere(np.any(stamps["ticks"] != 0, axis=3)):
         ticks, what = stamps[rank, call, block]["ticks"], stamps[rank, call, block]["what"]
         stamped = np.flatnonzero(ticks)
         algorithm, epoch = _decoded(what[stamped], int(block), stamped)
-        begin = int(ticks[0])
+        begin = int(ticks[0]) - first if ticks[0] else None
         for event, phase in PHASES[algorithm]:
-            end = int(ticks[EVENTS.index(event)])
-            if not begin or not end:
+            stamp = int(ticks[EVENTS.index(event)])
+            if begin is None or not stamp:
                 raise LabError(f"rank {rank}, block {block} of call {epoch} has no stamp '{event}'", value=algorithm)
+            end = stamp - first
             rows.append((int(rank), epoch, int(block), phase, begin * nanoseconds, end * nanoseconds))
             begin = end
     return Trace.of(rows, source="recorded", machine=machine, about=about)

@@ -36,7 +36,7 @@ def test_every_block_of_every_call_has_the_phases_of_its_kernel(ranks, algorithm
             for block in range(call.blocks):
                 own = here[here["block"] == block]
                 assert own["phase"].tolist() == list(range(len(trace.phases)))
-                assert np.array_equal(own["begin"][1:], own["end"][:-1]) and own["begin"][0] > 0
+                assert np.array_equal(own["begin"][1:], own["end"][:-1]) and own["begin"][0] >= 0
 
 
 @pytest.mark.parametrize("algorithm", KERNELS)
@@ -60,6 +60,14 @@ def test_stamps_that_do_not_belong_together_are_refused(ranks):
             trace_of(stamps, 1e9, machine="CPU host")
     with pytest.raises(LabError, match="another shape"):
         trace_of(np.zeros((2, 3, len(EVENTS)), STAMP), 1e9, machine="CPU host")
+
+
+def test_clocks_that_count_since_1970_lose_no_nanosecond(ranks):
+    _, trace = played(ranks, "two_shot")
+    late = ranks.stamps.copy()
+    late["ticks"][late["ticks"] != 0] += np.uint64(1_796_000_000 * 10**9)
+    assert np.array_equal(trace_of(late, 1e9, machine="CPU host").spans, trace.spans)
+    assert trace.spans["begin"].min() == 0
 
 
 def test_kernels_without_stamps_say_so():
