@@ -31,12 +31,17 @@ LIMIT = 64 << 20
 SIZES = [1 << 10 << i for i in range(17)]
 HERE = Path(__file__).parent
 STAY = 2.0  # microseconds for which a floor's kernel stays, so that the next launch is ready by then, as with ours
-TRIPS = 2000
+TRIPS = 500
 
 
-def time_calls(call, nbytes, quick=False):
-    """Microseconds per call, or None when the call cannot be captured here."""
-    calls = 20 if nbytes <= 1 << 20 else 5
+def calls_of(nbytes, small):
+    """Calls in a graph: `small` where a call is short, so that the way from replay to replay counts little."""
+    return small if nbytes <= 256 << 10 else 20 if nbytes <= 1 << 20 else 5
+
+
+def time_calls(call, nbytes, small, quick=False):
+    """Microseconds per call in a graph; for the other arguments see calls_of."""
+    calls = calls_of(nbytes, small)
     replays = 15 if quick else 40
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -118,7 +123,7 @@ def connect(end, world):
     return end
 
 
-def floors(make_rank, world):
+def floors(make_rank, world, small):
     """function(plan, nbytes) -> microseconds that no all-reduce of two ranks can do without, by name.
 
     empty: launch after launch of an empty kernel.
@@ -140,14 +145,14 @@ def floors(make_rank, world):
         shape = Plan(kernel, plan.blocks, plan.threads)
         return lambda stream: rank.launch(shape, "bf16", tensor.data_ptr(), tensor.data_ptr(), count, stream)
 
-    trips = time_calls(launch(players, "flight", Plan("flight", 1, 32), TRIPS), 1 << 10, quick=True)
+    trips = time_calls(launch(players, "flight", Plan("flight", 1, 32), TRIPS), 1 << 10, small, quick=True)
     flight = trips / (2 * TRIPS)
 
     def measured(plan, nbytes):
         found = {}
         for name, rank in ranks.items():
             (kernel, _) = next(iter(rank._kernels))
-            found[name] = time_calls(launch(rank, kernel, plan, nbytes // 2), nbytes)
+            found[name] = time_calls(launch(rank, kernel, plan, nbytes // 2), nbytes, small)
         for name in ("hand-over", "alone"):
             found[name] = round(found[name] - STAY, 2)
         found["flight"] = round(flight, 2)
@@ -195,7 +200,7 @@ def measure(rank, world, arguments):
         )
 
     end = connect(make_rank(), world)
-    floor = floors(make_rank, world) if world == 2 else None
+    floor = floors(make_rank, world, arguments.calls) if world == 2 else None
     strategy = default(architecture, world)
     sms = torch.cuda.get_device_properties(rank).multi_processor_count
     room = Room(MAX_BLOCKS, sms * end.blocks_per_multiprocessor() * 512)
@@ -206,14 +211,14 @@ def measure(rank, world, arguments):
     for nbytes in arguments.sizes:
         row = {"bytes": nbytes, "peers": {}, "ours": {}}
         for name, make in others.items():
-            row["peers"][name] = time_calls(make(nbytes), nbytes)
+            row["peers"][name] = time_calls(make(nbytes), nbytes, arguments.calls)
         for plan in {strategy.plan(nbytes, layout, room): 0, **candidates(nbytes, layout, room, arguments.tune)}:
 
             def call(stream, plan=plan, count=nbytes // 2):
                 end.launch(plan, "bf16", source.data_ptr(), target.data_ptr(), count, stream)
 
             label = f"{plan.algorithm} {plan.blocks}x{plan.threads}"
-            row["ours"][label] = time_calls(call, nbytes, quick=arguments.tune)
+            row["ours"][label] = time_calls(call, nbytes, arguments.calls, quick=arguments.tune)
         plan = strategy.plan(nbytes, layout, room)
         refcheck(end, plan, source[: nbytes // 2], target[: nbytes // 2])
         chosen = f"{plan.algorithm} {plan.blocks}x{plan.threads}"
@@ -253,11 +258,11 @@ def measure_sharing(world, arguments):
             if nbytes > layout.capacity(algorithm):
                 continue
             plan = launch_shape(Band(1 << 62, algorithm, 256, 512), nbytes, world, room)
-            graphs = []
+            graphs, calls = [], calls_of(nbytes, 2 * arguments.calls)
             for rank, source, target, stream in zip(ranks, sources, targets, streams, strict=True):
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                    for _ in range(20):
+                    for _ in range(calls):
                         rank.launch(plan, "bf16", source.data_ptr(), target.data_ptr(), nbytes // 2, stream.cuda_stream)
                 graphs.append(graph)
             events = [torch.cuda.Event(enable_timing=True) for _ in range(31)]
@@ -268,7 +273,7 @@ def measure_sharing(world, arguments):
                 event.record(streams[0])
             torch.cuda.synchronize()
             times = [before.elapsed_time(after) for before, after in itertools.pairwise(events)]
-            row["ours"][f"{algorithm} {plan.blocks}x{plan.threads}"] = round(statistics.median(times) * 50, 2)
+            row["ours"][f"{algorithm} {plan.blocks}x{plan.threads}"] = round(statistics.median(times) * 1000 / calls, 2)
         print(row, flush=True)
         rows.append(row)
     assert not any(rank.waits() for rank in ranks)
@@ -314,6 +319,7 @@ def command():
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--calls", type=int, default=100, help="calls in a graph, for messages up to 256 KiB")
     parser.add_argument("--tune", action="store_true", help="try many launch shapes")
     parser.add_argument("--share", type=int, default=0, metavar="RANKS", help="put RANKS ranks on one GPU instead")
     parser.add_argument("--no-overlap", dest="overlap", action="store_false", help="launch only after the predecessor")
