@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from lab.protocol.config import ACQ_REL, ACQUIRE, BLOCK, RELAXED, RELEASE, SYSTEM, VECTOR_BYTES
 from lab.protocol.errors import ProtocolError, user_site
-from lab.protocol.expr import Expr, enumerate_index, word
+from lab.protocol.expr import Expr, enumerate_index, registers_of, word
 from lab.protocol.layout import Buffer, View
 from lab.protocol.memory import Owned
 from lab.protocol.program import Barrier, Cache, Cond, Mapping, Move, Rmw, Wait, WaitStamp
-from lab.protocol.record import Recorder, Verbs, check_bound, condition, span_of
+from lab.protocol.record import Recorder, Verbs, check_bound, condition, span_of, values_of
 
 if TYPE_CHECKING:
     from lab.protocol.build import Builder
@@ -104,10 +104,13 @@ class Block(Verbs):
         threads = self.threads // self._waves
         return range(self._wave * threads, (self._wave + 1) * threads)
 
-    def mapping(self, vector: int = 1, ragged: bool = False) -> Mapping:
-        """The thread-to-element mapping of a grid-stride loop over vectors of `vector` elements."""
-        threads = self.own_threads
-        first, grid = self.block * self.threads + threads.start, self.blocks * self.threads
+    def mapping(self, vector: int = 1, ragged: bool = False, alone: bool = False) -> Mapping:
+        """The thread-to-element mapping of a grid-stride loop over vectors of `vector` elements.
+
+        `alone`: of a loop over the threads of this block, which takes all elements that it is given.
+        """
+        threads, blocks = self.own_threads, 1 if alone else self.blocks
+        first, grid = (0 if alone else self.block) * self.threads + threads.start, blocks * self.threads
         if not 1 <= vector <= grid:
             # The elements that the vectors leave over are taken one a thread, so there must be as many threads.
             raise ProtocolError(
@@ -128,9 +131,10 @@ class Block(Verbs):
         cache: Cache = Cache.CACHED,
         stamp: Expr | int | None = None,
         ragged: bool = False,
+        alone: bool = False,
     ) -> None:
         """Copy this agent's share of `source` to `dst`; `vector` elements a thread (see `mapping`)."""
-        self.reduce([source], dst, vector, cache, stamp, ragged)
+        self.reduce([source], dst, vector, cache, stamp, ragged, alone)
 
     def reduce(
         self,
@@ -140,6 +144,7 @@ class Block(Verbs):
         cache: Cache = Cache.CACHED,
         stamp: Expr | int | None = None,
         ragged: bool = False,
+        alone: bool = False,
     ) -> None:
         """Sum this agent's share of `sources`, in the order given, in fp32, and write it to `dst` rounded once."""
         spans, target = tuple(span_of(source) for source in sources), span_of(dst)
@@ -156,18 +161,20 @@ class Block(Verbs):
             Move,
             dst=target,
             sources=spans,
-            mapping=self.mapping(vector, ragged),
+            mapping=self.mapping(vector, ragged, alone),
             cache=cache,
             stamp=None if stamp is None else word(stamp),
         )
 
-    def clear(self, span: View | Buffer, stamp: Expr | int, vector: int = 1, ragged: bool = False) -> None:
+    def clear(
+        self, span: View | Buffer, stamp: Expr | int, vector: int = 1, ragged: bool = False, alone: bool = False
+    ) -> None:
         """Write packets without data over this agent's share of `span`: the stamp alone."""
         self._emit(
             Move,
             dst=span_of(span),
             sources=(),
-            mapping=self.mapping(vector, ragged),
+            mapping=self.mapping(vector, ragged, alone),
             cache=Cache.CACHED,
             stamp=word(stamp),
         )
@@ -183,6 +190,7 @@ class Block(Verbs):
         seconds: float | None = None,
         resume: bool = False,
         ragged: bool = False,
+        alone: bool = False,
     ) -> None:
         """Poll this agent's share of a span of packets until every stamp meets the condition; bounds as in `wait`."""
         check_bound(bound, seconds, on_timeout)
@@ -191,7 +199,7 @@ class Block(Verbs):
             on_timeout,
             resume,
             span=span_of(span),
-            mapping=self.mapping(vector, ragged),
+            mapping=self.mapping(vector, ragged, alone),
             cond=condition(cond),
             value=word(value),
             bound=bound,
@@ -211,7 +219,7 @@ class Block(Verbs):
         with self.when(exited != 0):
             Verbs.ret(self)
 
-    def share(self, value: Expr) -> Expr:
+    def share(self, value: Expr | int) -> Expr:
         """Thread 0's `value`, known to the whole block after a block barrier (`__shared__` in the kernel)."""
         if self._shared is None:
             shared = self.let(value)
@@ -220,7 +228,7 @@ class Block(Verbs):
         slot = self._shared[_SHARED + self._barriers % 2]
         self.leader.store(slot, value, RELAXED, BLOCK)
         self.barrier()
-        return self.load(slot, RELAXED, BLOCK)
+        return self.load(slot, RELAXED, BLOCK, values=values_of(word(value)))
 
     def ret(self) -> None:
         """The block returns; waves that wait at its barrier return too."""
@@ -249,4 +257,7 @@ class Block(Verbs):
 
 
 def _aligned(start: Expr, width: int) -> bool:
+    for register in registers_of(start):
+        if register.values is not None:
+            register.values.fixed = True
     return all(value % width == 0 for value in enumerate_index(start)[1][0])

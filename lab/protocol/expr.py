@@ -8,7 +8,7 @@ can lay out one address per value.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -139,13 +139,26 @@ class Const(Expr):
         return str(self.value)
 
 
+@dataclass(eq=False)
+class Values:
+    """The words that a register can hold: `least` to `most`, both included. It widens with each assignment.
+
+    `fixed`: something was laid out for these words, so it may not. `derived`: what another register holds follows.
+    """
+
+    least: int
+    most: int
+    fixed: bool = False
+    derived: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class Reg(Expr):
-    """Register `index` of one agent; `name` is what the listing calls it. With a `bound` its word is below that."""
+    """Register `index` of one agent; `name` is what the listing calls it, `values` what is known of its words."""
 
     index: int
     name: str
-    bound: int | None = None
+    values: Values | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -183,7 +196,7 @@ def binary(op: str, left: Expr | int, right: Expr | int) -> Expr:
         raise RegisterError(f"a word is divided by a number that is known and not 0, not by {b}")
     if isinstance(a, Const) and isinstance(b, Const):
         return Const(BINARY[op](a.value, b.value) & MASK)
-    if op == "+" and isinstance(b, Const) and b.value == 0:
+    if op in ("+", "-") and isinstance(b, Const) and b.value == 0:
         return a
     if op == "+" and isinstance(a, Const) and a.value == 0:
         return b
@@ -200,33 +213,90 @@ def evaluate(expr: Expr, registers: dict[int, int]) -> int:
     return BINARY[expr.op](evaluate(expr.left, registers), evaluate(expr.right, registers)) & MASK
 
 
-def bound_of(expr: Expr) -> int | None:
-    """How many values `expr` can take, where its form shows it: `x % n`, `x & (2**k - 1)`, a bounded register."""
+_COMPARISONS = ("==", "!=", "<", ">=", "<s", ">=s")
+MOST_VALUES = 4096  # of an index; each is an address of its own
+
+
+def range_of(expr: Expr) -> range:
+    """The words that `expr` can be, as far as its form shows; all words, where it does not."""
+    if isinstance(expr, Const):
+        return range(expr.value, expr.value + 1)
     if isinstance(expr, Reg):
-        return expr.bound
-    if isinstance(expr, Binary) and isinstance(expr.right, Const):
-        if expr.op == "%":
-            return expr.right.value
-        if expr.op == "&" and (expr.right.value & (expr.right.value + 1)) == 0:
-            return expr.right.value + 1
-    return None
+        return range(expr.values.least, expr.values.most + 1) if expr.values else range(MASK + 1)
+    assert isinstance(expr, Binary)
+    left, right = range_of(expr.left), range_of(expr.right)
+    least, most = _ends(expr.op, left[0], left[-1], right[0], right[-1])
+    return range(least, most + 1) if 0 <= least <= most <= MASK else range(MASK + 1)
 
 
-def bounded_roots(expr: Expr) -> list[tuple[Expr, int]]:
-    """The outermost bounded sub-expressions that `expr` depends on, each with its bound.
+def _ends(op: str, a: int, b: int, c: int, d: int) -> tuple[int, int]:
+    """The least and the most of `x op y` for x in a..b and y in c..d, before it wraps."""
+    if op in _COMPARISONS:
+        return 0, 1
+    if op == "+":
+        return a + c, b + d
+    if op == "-":
+        return a - d, b - c
+    if op == "*":
+        return a * c, b * d
+    if op == "%":
+        return 0, min(b, d - 1)
+    if op == "//":
+        return a // d, b // c
+    if op == "&":
+        return 0, min(b, d)
+    if op in ("|", "^"):
+        return 0, (1 << max(b, d).bit_length()) - 1
+    if c != d:
+        return 0, MASK
+    return (a << (c & 31), b << (c & 31)) if op == "<<" else (a >> (c & 31), b >> (c & 31))
+
+
+def is_bounded(expr: Expr) -> bool:
+    """Whether the form of `expr` bounds it: `x % n`, `x & (2**k - 1)`, a register that holds few words."""
+    if isinstance(expr, Reg):
+        return len(range_of(expr)) <= MOST_VALUES
+    if not isinstance(expr, Binary):
+        return False
+    mask = isinstance(expr.right, Const) and not expr.right.value & (expr.right.value + 1)
+    return expr.op == "%" or (expr.op == "&" and mask)
+
+
+def bounded_roots(expr: Expr) -> list[tuple[Expr, range]]:
+    """The outermost bounded sub-expressions that `expr` depends on, each with the words that it can be.
 
     Raises:
-        ValueError: `expr` depends on a register that nothing bounds.
+        ValueError: `expr` depends on a register that nothing bounds, or on more values than can be laid out.
     """
-    bound = bound_of(expr)
-    if bound is not None:
-        return [(expr, bound)]
+    if is_bounded(expr):
+        return [(expr, _laid_out(range_of(expr), expr))]
     if isinstance(expr, Const):
         return []
     if isinstance(expr, Binary):
-        roots = bounded_roots(expr.left)
-        return roots + [root for root in bounded_roots(expr.right) if not any(_same(root[0], r) for r, _ in roots)]
+        whole = range_of(expr)
+        try:
+            roots = bounded_roots(expr.left)
+            return roots + [root for root in bounded_roots(expr.right) if not any(_same(root[0], r) for r, _ in roots)]
+        except ValueError:
+            if len(whole) <= MOST_VALUES:
+                return [(expr, whole)]
+            raise
     raise ValueError(f"the index depends on register {expr} without a bound; write `{expr} % n`")
+
+
+def _laid_out(words: range, expr: Expr) -> range:
+    if len(words) > MOST_VALUES:
+        raise ValueError(f"the index takes {len(words)} values by {expr}; at most {MOST_VALUES} can be told apart")
+    return words
+
+
+def registers_of(expr: Expr) -> Iterator[Reg]:
+    """The registers that `expr` reads."""
+    if isinstance(expr, Reg):
+        yield expr
+    elif isinstance(expr, Binary):
+        yield from registers_of(expr.left)
+        yield from registers_of(expr.right)
 
 
 def _same(a: Expr, b: Expr) -> bool:
@@ -269,21 +339,24 @@ class _Structure:
 def _structure(expr: Expr) -> object:
     if isinstance(expr, Binary):
         return expr.op, _structure(expr.left), _structure(expr.right)
-    return (expr.index, expr.bound, expr.name) if isinstance(expr, Reg) else expr.value  # type: ignore[attr-defined]
+    if isinstance(expr, Reg):
+        return expr.index, range_of(expr), expr.name
+    return expr.value  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=4096)
 def _enumerate(structure: _Structure) -> tuple[Expr, list[list[int]]]:
     exprs = structure.exprs
-    roots: list[tuple[Expr, int]] = []
+    roots: list[tuple[Expr, range]] = []
     for expr in exprs:
         roots += [root for root in bounded_roots(expr) if not any(_same(root[0], known) for known, _ in roots)]
     selector: Expr = Const(0)
-    for root, bound in roots:
-        selector = selector * bound + root
+    variants = 1
+    for root, values in roots:
+        variants = len(_laid_out(range(variants * len(values)), root))
+        selector = selector * len(values) + (root - values[0])
     cases = [
-        list(zip((root for root, _ in roots), values, strict=True))
-        for values in product(*(range(bound) for _, bound in roots))
+        list(zip((root for root, _ in roots), chosen, strict=True)) for chosen in product(*(vs for _, vs in roots))
     ]
     return selector, [[_value_under(expr, case) for case in cases] for expr in exprs]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lab.protocol.errors import ProtocolError, user_site
-from lab.protocol.expr import Const, Expr, Reg, bound_of, word
+from lab.protocol.expr import MOST_VALUES, Binary, Expr, Reg, Values, range_of, registers_of, word
 from lab.protocol.layout import Buffer, View
 from lab.protocol.program import (
     Branch,
@@ -49,6 +49,9 @@ class Recorder:
     deferred: list[tuple[Label, Callable[[], None], Label]] = field(default_factory=list)
     returned: bool = False
     muted: int = 0
+    handling: bool = (
+        False  # what follows runs before what was recorded: handlers of timeouts that go on behind the wait
+    )
 
     def emit(self, kind: type[Op], **fields: object) -> None:
         """Append an operation written at the current line of user source."""
@@ -63,7 +66,7 @@ class Recorder:
                 raise ProtocolError(f"this is no memory {name}; use {known}", value=fields[name], site=site)
         self.ops.append((kind, {"site": site, "phase": self.phase, **fields}))
 
-    def register(self, name: str | None, bound: int | None = None) -> Reg:
+    def register(self, name: str | None, values: Values | None = None) -> Reg:
         """A fresh register, named after the variable it is assigned to when that can be read from the source."""
         if self.registers >= MAX_REGISTERS:
             raise ProtocolError(f"an agent has at most {MAX_REGISTERS} registers", site=user_site())
@@ -71,7 +74,7 @@ class Recorder:
             found = _ASSIGNED.match(user_site().text)
             name = found.group(1) if found else f"r{self.registers}"
         self.registers += 1
-        return Reg(self.registers - 1, name, bound)
+        return Reg(self.registers - 1, name, values)
 
     def place(self, label: Label) -> None:
         """Give `label` the position of the next operation."""
@@ -82,6 +85,7 @@ class Recorder:
         if self.deferred:
             stop = Label()
             self.emit(Branch, cond=None, target=stop)
+            self.handling = True
             while self.deferred:
                 label, handler, behind = self.deferred.pop(0)
                 self.place(label)
@@ -132,14 +136,16 @@ class Verbs:
         if self._recorder is not None:
             self._recorder.emit(kind, **fields)
 
-    def _register(self, name: str | None, bound: int | None = None) -> Reg:
+    def _register(self, name: str | None, values: Values | None = None) -> Reg:
         if self._recorder is None:
-            return Reg(0, name or "leader value", bound)
-        return self._recorder.register(name, bound)
+            return Reg(0, name or "leader value", values)
+        return self._recorder.register(name, values)
 
-    def load(self, at: WordRef | Buffer, order: Order, scope: Scope, name: str | None = None) -> Reg:
-        """Read a word."""
-        dst = self._register(name)
+    def load(
+        self, at: WordRef | Buffer, order: Order, scope: Scope, name: str | None = None, values: Values | None = None
+    ) -> Reg:
+        """Read a word; `values`, what is known of it."""
+        dst = self._register(name, values)
         self._emit(Load, dst=dst.index, word=word_ref(at), order=order, scope=scope)
         return dst
 
@@ -227,22 +233,26 @@ class Verbs:
         self._emit(Fence, order=order, scope=scope)
 
     def let(self, value: Expr | int, name: str | None = None) -> Reg:
-        """Compute `value` into a register; `b.let(seq % 2)` stays bounded, so it may index a region."""
-        dst = self._register(name, bound_of(word(value)))
+        """Compute `value` into a register, which may index a region where `value` may: `b.let(1)`, `b.let(seq % 2)`."""
+        dst = self._register(name, values_of(word(value)))
         self._emit(Set, dst=dst.index, value=word(value), name=dst.name)
         return dst
 
     def assign(self, dst: Reg, value: Expr | int) -> None:
         """Compute `value` into the register `dst`, which a `let` made."""
         expr = word(value)
-        bound = expr.value + 1 if isinstance(expr, Const) else bound_of(expr)
-        if dst.bound is not None and (bound is None or bound > dst.bound):
+        known, new = dst.values, range_of(expr)
+        late = self._recorder is not None and self._recorder.handling
+        held = known is not None and (known.fixed or (late and known.derived))
+        if known is not None and held and (new[0] < known.least or new[-1] > known.most):
             raise ProtocolError(
-                f"{dst.name} stays below {dst.bound}, so that it may index a region; this value may not",
+                f"{dst.name} stays below {known.most + 1}, so that it may index a region; this value may not",
                 value=str(expr),
                 site=user_site(),
-                hint=f"write `% {dst.bound}`, or use another register",
+                hint=f"write `% {known.most + 1}`, or use another register",
             )
+        if known is not None:
+            known.least, known.most = min(known.least, new[0]), max(known.most, new[-1])
         self._emit(Set, dst=dst.index, value=expr, name=dst.name)
 
     def when(self, cond: Expr) -> When:
@@ -255,6 +265,18 @@ class Verbs:
             return
         self._emit(Branch, cond=None, target=self._recorder.end)
         self._recorder.returned = True
+
+
+def values_of(expr: Expr) -> Values | None:
+    """What a register holds that `expr` is assigned to; fixed where the text says `% n` or `& mask`; None: any word."""
+    words = range_of(expr)
+    if len(words) > MOST_VALUES:
+        return None
+    for register in registers_of(expr):
+        if register.values is not None:
+            register.values.derived = True
+    kept = isinstance(expr, Reg) and expr.values is not None and expr.values.fixed
+    return Values(words[0], words[-1], kept or (isinstance(expr, Binary) and expr.op in ("%", "&")))
 
 
 def check_bound(bound: int | None, seconds: float | None, on_timeout: Callable[[], None] | None) -> None:
