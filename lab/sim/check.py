@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from lab.errors import LabError
-from lab.protocol.program import Expect, Program
+from lab.protocol.program import Expect, Move, Program
 from lab.protocol.tables import Tables, compile_tables
 from lab.protocol.write import Config, Protocol
 from lab.sim import machine as m
@@ -209,11 +209,26 @@ def _notes(
     if config.calls == 1 and len(list(_launches(program))) <= program.world:
         yield "one call only: whether the next call reuses a buffer too early was not looked at (--calls 3)"
     yield from _residency(config, program)
+    yield from _idle_waves(program)
     if not any(isinstance(op, Expect) for agent in program.agents for op in agent.ops):
         yield (
             "the scenario compares no output, so only races, hangs and aborts were looked for; end it with "
             "h.expect(output, input) or h.consume(output)"
         )
+
+
+def _idle_waves(program: Program) -> Iterator[str]:
+    """Waves without any element to move: that their blocks are split shows nothing of them."""
+    moves: dict[int, bool] = {}
+    for agent in program.agents:
+        if agent.kind == "wave":
+            own = (op for op in agent.ops if isinstance(op, Move))
+            busy = moves.get(agent.wave, False) or any(any(op.mapping.chunks(op.dst.length)) for op in own)
+            moves[agent.wave] = busy
+    idle = [str(wave) for wave, busy in sorted(moves.items()) if not busy]
+    if idle and len(idle) < len(moves):
+        which = f"waves {', '.join(idle[:-1])} and {idle[-1]} move" if len(idle) > 1 else f"wave {idle[0]} moves"
+        yield f"{which} nothing at this size, so what goes wrong between waves may not show (larger --bytes)"
 
 
 def _residency(config: Config, program: Program) -> Iterator[str]:

@@ -22,11 +22,12 @@ import numpy as np
 from numba import njit
 
 from lab.protocol import tables as t
-from lab.protocol.program import Fence, Move, Op, Rmw, Scope, Store, Wait
+from lab.protocol.program import Move, Scope
 from lab.protocol.tables import Tables
 from lab.sim import machine as m
 from lab.sim import words
 from lab.sim.engines import engine_of
+from lab.sim.missing import missing_order
 from lab.sim.verdict import Race, access_of, ranges
 
 _BLOCK, _DEVICE, _SYSTEM = int(Scope.BLOCK), int(Scope.DEVICE), int(Scope.SYSTEM)
@@ -364,7 +365,7 @@ def find_races(tables: Tables, execution: Execution | None = None) -> RaceReport
     cells, steps, writes = accesses(tables, execution)
     order = np.lexsort((steps, cells))
     pairs = _all_pairs(cells[order], steps[order], writes[order], found.rows, found.time, found.chain)
-    return RaceReport(_describe(tables, execution, pairs), pairs, execution, found)
+    return RaceReport(_describe(tables, execution, found, pairs), pairs, execution, found)
 
 
 def accesses(tables: Tables, execution: Execution) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -452,7 +453,7 @@ def _all_pairs(cells, steps, writes, rows, time, chain):
     return out[:count]
 
 
-def _describe(tables: Tables, execution: Execution, pairs: np.ndarray) -> tuple[Race, ...]:
+def _describe(tables: Tables, execution: Execution, found: Clocks, pairs: np.ndarray) -> tuple[Race, ...]:
     groups: dict[tuple[object, ...], list[tuple[int, int, int]]] = {}
     for index in range(len(pairs)):
         first, second = _in_order(tables, execution, pairs[index])
@@ -467,7 +468,7 @@ def _describe(tables: Tables, execution: Execution, pairs: np.ndarray) -> tuple[
             agent_b.sequence - agent_a.sequence,
         )
         groups.setdefault(key, []).append((first, second, index))
-    return tuple(_race(tables, execution, pairs[m[0][2]], m[0][0], m[0][1], len(m)) for m in groups.values())
+    return tuple(_race(tables, execution, found, pairs[m[0][2]], m[0][0], m[0][1], len(m)) for m in groups.values())
 
 
 def _agent(tables: Tables, execution: Execution, step: int):
@@ -485,7 +486,9 @@ def _in_order(tables: Tables, execution: Execution, pair: np.ndarray) -> tuple[i
     return (a, b) if pair[4] else (b, a)
 
 
-def _race(tables: Tables, execution: Execution, pair: np.ndarray, first: int, second: int, count: int) -> Race:
+def _race(
+    tables: Tables, execution: Execution, found: Clocks, pair: np.ndarray, first: int, second: int, count: int
+) -> Race:
     kinds = {int(pair[0]): "write" if pair[4] else "read", int(pair[1]): "write" if pair[5] else "read"}
     one = access_of(tables, int(execution.log.op[first]), kinds[first])
     two = access_of(tables, int(execution.log.op[second]), kinds[second])
@@ -499,7 +502,7 @@ def _race(tables: Tables, execution: Execution, pair: np.ndarray, first: int, se
         second=two,
         region=f"{slot} of rank {region.rank}",
         elements=ranges([int(start) - base for start in starts], [int(length) for length in lengths]),
-        missing=_missing(tables, execution, first, second),
+        missing=missing_order(execution, found, first, second),
         pairs=count,
     )
 
@@ -517,55 +520,3 @@ def _common_cells(tables: Tables, execution: Execution, first: int, second: int,
     return np.intersect1d(
         _cells(tables, execution, first, kinds[first]), _cells(tables, execution, second, kinds[second])
     )
-
-
-def _missing(tables: Tables, execution: Execution, first: int, second: int) -> str:
-    """What the first side does after its access and the second before its own, and that nothing connects the two."""
-    one, two = _agent(tables, execution, first), _agent(tables, execution, second)
-    release = _next_release(tables, execution, first)
-    acquire = _last_acquire(tables, execution, second)
-    a, b = _position(tables, execution, first), _position(tables, execution, second)
-    after = f"after it, {one.name} next releases at {release}" if release else f"{one.name} releases nothing after it"
-    before = (
-        f"{two.name} last acquires at {acquire}, before its op {b}"
-        if acquire
-        else f"{two.name} acquires nothing before its op {b}"
-    )
-    return (
-        f"nothing makes {two.name}, op {b}, wait until {one.name} is done with op {a}: {after}; {before}; and no path "
-        f"of releases and acquires leads from there to here"
-    )
-
-
-def _position(tables: Tables, execution: Execution, step: int) -> int:
-    return int(tables.ops[execution.log.op[step], t.POSITION])
-
-
-def _next_release(tables: Tables, execution: Execution, step: int) -> str | None:
-    agent = int(tables.ops[execution.log.op[step], t.AGENT])
-    for later in range(step + 1, execution.steps):
-        row = int(execution.log.op[later])
-        if row >= 0 and tables.ops[row, t.AGENT] == agent and _releases(tables.op(row)):
-            return _named(tables, row)
-    return None
-
-
-def _last_acquire(tables: Tables, execution: Execution, step: int) -> str | None:
-    agent = int(tables.ops[execution.log.op[step], t.AGENT])
-    for earlier in range(step - 1, -1, -1):
-        row = int(execution.log.op[earlier])
-        if row >= 0 and tables.ops[row, t.AGENT] == agent and _acquires(tables.op(row)):
-            return _named(tables, row)
-    return None
-
-
-def _named(tables: Tables, row: int) -> str:
-    return f"op {int(tables.ops[row, t.POSITION])} ({tables.op(row).describe()})"
-
-
-def _releases(op: Op) -> bool:
-    return isinstance(op, (Store, Rmw, Fence)) and op.order.releases
-
-
-def _acquires(op: Op) -> bool:
-    return isinstance(op, (Wait, Rmw, Fence)) and op.order.acquires

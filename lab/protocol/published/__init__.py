@@ -2,7 +2,8 @@
 
 One file a report, described from scratch: the defective protocol at the smallest configuration at which it fails,
 and the fix as options of the same text. The checker knows none of them: `expected` says what it should find, not
-how.
+how. Reports about numbers alone are not here: no order of accesses is wrong in them, and a value here is where it
+came from, not its digits. docs/rounding.md has those.
 
     from lab.protocol.published import entry
     entry("pytorch#137257").defective()    # (protocol, configuration)

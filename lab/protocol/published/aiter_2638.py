@@ -9,7 +9,8 @@ Fix: agree on the count before anything is indexed by it.
 
 from __future__ import annotations
 
-from lab.protocol.published.shared import cross_rank_barrier, flag_per_block_and_rank, only
+from lab.protocol.published.shared import flag_per_block_and_rank, only, publish_and_pull
+from lab.protocol.scenario import back_to_back
 from lab.protocol.write import ACQUIRE, DEVICE, HOST_MAPPED, RELEASE, SYSTEM, Block, Declare, Host, protocol
 
 
@@ -33,14 +34,7 @@ def registration(h: Host) -> None:
             with h.when(count < own):
                 h.assign(own, count)
     h.store(h.mine.index, own - 1, RELEASE, SYSTEM)
-    calls = []
-    for nbytes in h.sizes():
-        x, out = h.input(nbytes), h.output(nbytes)
-        h.launch(x, out)
-        calls.append((x, out))
-    h.sync()
-    for x, out in calls:
-        h.expect(out, x)
+    back_to_back(h)
 
 
 @protocol(
@@ -55,9 +49,4 @@ def aiter_2638(b: Block) -> None:
     """Pull from registered buffers; unless the ranks `agree`, their indices mean different buffers."""
     index = b.share(b.leader.load(b.mine.index, ACQUIRE, DEVICE))
     i = b.let(index % 2)
-    b.phase("publish")
-    b.copy(b.input, b.mine.registered[i][: b.elements])
-    cross_rank_barrier(b, "start", b.call)
-    b.phase("pull")
-    b.reduce([b.on(j).registered[i][: b.elements] for j in range(b.world)], b.output)
-    cross_rank_barrier(b, "end", b.call)
+    publish_and_pull(b, [b.on(j).registered[i][: b.elements] for j in range(b.world)])

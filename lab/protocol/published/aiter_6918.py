@@ -8,7 +8,7 @@ Fix: send the base's handle and the offset.
 
 from __future__ import annotations
 
-from lab.protocol.published.shared import cross_rank_barrier, flag_per_block_and_rank
+from lab.protocol.published.shared import flag_per_block_and_rank, publish_and_pull
 from lab.protocol.write import Block, Declare, protocol
 
 
@@ -23,10 +23,5 @@ def aiter_6918(b: Block) -> None:
     """Pull from a tensor in a pool; without `send_offset`, the peers read the start of the pool."""
     offset = b.max_elements
     sent = offset if b.options["send_offset"] else 0
-    b.phase("publish")
-    b.copy(b.input, b.mine.pool[offset : offset + b.elements])
-    cross_rank_barrier(b, "start", b.call)
-    b.phase("pull")
     seen = [offset if j == b.rank else sent for j in range(b.world)]
-    b.reduce([b.on(j).pool[seen[j] : seen[j] + b.elements] for j in range(b.world)], b.output)
-    cross_rank_barrier(b, "end", b.call)
+    publish_and_pull(b, [b.on(j).pool[seen[j] : seen[j] + b.elements] for j in range(b.world)])

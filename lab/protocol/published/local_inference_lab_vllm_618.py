@@ -8,7 +8,8 @@ Fix: a vote before each collective, by minimum: a rank that has failed votes 0, 
 
 from __future__ import annotations
 
-from lab.protocol.published.shared import cross_rank_barrier, flag_per_block_and_rank, only
+from lab.protocol.published.shared import flag_per_block_and_rank, only, publish_and_pull
+from lab.protocol.scenario import back_to_back
 from lab.protocol.write import ACQUIRE, HOST_MAPPED, RELAXED, RELEASE, SYSTEM, UNCACHED, Block, Declare, Host, protocol
 
 UNKNOWN, NO, YES = range(3)
@@ -40,14 +41,7 @@ def set_up(h: Host) -> None:
         h.phase("exchange of handles")
         h.barrier()
         h.phase("calls")
-        calls = []
-        for nbytes in h.sizes():
-            x, out = h.input(nbytes), h.output(nbytes)
-            h.launch(x, out)
-            calls.append((x, out))
-        h.sync()
-        for x, out in calls:
-            h.expect(out, x)
+        back_to_back(h)
 
 
 @protocol(
@@ -60,9 +54,4 @@ def set_up(h: Host) -> None:
 )
 def local_inference_lab_vllm_618(b: Block) -> None:
     """A sound one-shot; unless its hosts `vote`, they wait in its set-up for a rank that has left."""
-    b.phase("publish")
-    b.copy(b.input, b.mine.shared[: b.elements])
-    cross_rank_barrier(b, "start", b.call)
-    b.phase("reduce")
-    b.reduce([b.on(j).shared[: b.elements] for j in range(b.world)], b.output)
-    cross_rank_barrier(b, "end", b.call)
+    publish_and_pull(b, [b.on(j).shared[: b.elements] for j in range(b.world)])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from lab.protocol.expr import Expr
 from lab.protocol.program import Order, Scope
-from lab.protocol.write import ACQUIRE, RELEASE, SYSTEM, Block, Config, Declare, Host
+from lab.protocol.write import ACQUIRE, RELEASE, SYSTEM, Block, Config, Declare, Host, View
 
 
 def flag_per_block_and_rank(m: Declare, *names: str) -> None:
@@ -30,6 +30,16 @@ def cross_rank_barrier(
     for j in b.peers:
         b.leader.wait(getattr(b.mine, flags)[b.block, j], ">=", epoch, acquire, polled_at)
     b.barrier()
+
+
+def publish_and_pull(b: Block, buffers: list[View]) -> None:
+    """A sound one-shot over one buffer a rank, `buffers` by rank: the input into the own one, then the sum of all."""
+    b.phase("publish")
+    b.copy(b.input, buffers[b.rank])
+    cross_rank_barrier(b, "start", b.call)
+    b.phase("pull")
+    b.reduce(list(buffers), b.output[: b.elements])
+    cross_rank_barrier(b, "end", b.call)
 
 
 def in_place(h: Host) -> None:

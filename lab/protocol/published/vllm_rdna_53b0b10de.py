@@ -7,7 +7,7 @@ Fix: an output per call.
 
 from __future__ import annotations
 
-from lab.protocol.published.shared import cross_rank_barrier, flag_per_block_and_rank, only
+from lab.protocol.published.shared import flag_per_block_and_rank, only, publish_and_pull
 from lab.protocol.write import UNCACHED, Block, Declare, Host, protocol
 
 
@@ -42,9 +42,4 @@ def results_are_kept(h: Host) -> None:
 )
 def vllm_rdna_53b0b10de(b: Block) -> None:
     """A sound one-shot; without `output_per_call`, all its results share one buffer."""
-    b.phase("publish")
-    b.copy(b.input, b.mine.shared[: b.elements])
-    cross_rank_barrier(b, "start", b.call)
-    b.phase("reduce")
-    b.reduce([b.on(j).shared[: b.elements] for j in range(b.world)], b.output[: b.elements])
-    cross_rank_barrier(b, "end", b.call)
+    publish_and_pull(b, [b.on(j).shared[: b.elements] for j in range(b.world)])
