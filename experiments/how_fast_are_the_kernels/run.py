@@ -32,6 +32,7 @@ SIZES = [1 << 10 << i for i in range(17)]
 HERE = Path(__file__).parent
 STAY = 2.0  # microseconds for which a floor's kernel stays, so that the next launch is ready by then, as with ours
 TRIPS = 500
+CALLS = 100  # in a graph
 
 
 def calls_of(nbytes, small):
@@ -300,7 +301,9 @@ def process(rank, world, arguments):
     dist.init_process_group("cpu:gloo,cuda:nccl", device_id=torch.device("cuda", rank))
     rows = measure(rank, world, arguments)
     if rank == 0:
-        save(rows, arguments, f"speed_{world}_gpus.json")
+        kinds = "_tune" * arguments.tune + "_no_overlap" * (not arguments.overlap)
+        calls = "" if arguments.calls == CALLS else f"_{arguments.calls}_calls"
+        save(rows, arguments, f"speed_{world}_gpus{kinds}{calls}.json")
     dist.barrier()
     torch.cuda.synchronize()
     sys.stdout.flush()
@@ -319,7 +322,7 @@ def command():
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
-    parser.add_argument("--calls", type=int, default=100, help="calls in a graph, for messages up to 256 KiB")
+    parser.add_argument("--calls", type=int, default=CALLS, help="calls in a graph, for messages up to 256 KiB")
     parser.add_argument("--tune", action="store_true", help="try many launch shapes")
     parser.add_argument("--share", type=int, default=0, metavar="RANKS", help="put RANKS ranks on one GPU instead")
     parser.add_argument("--no-overlap", dest="overlap", action="store_false", help="launch only after the predecessor")

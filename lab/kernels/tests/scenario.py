@@ -91,7 +91,8 @@ def make(
     for _ in range(calls):
         algorithm, dtype = str(rng.choice(algorithms)), str(rng.choice(dtypes))
         itemsize = np.dtype(BITS[dtype]).itemsize
-        n = int(min(np.exp(rng.uniform(0, np.log(limit))), limit)) // itemsize or 1
+        most = min(limit, layout(world).capacity(algorithm))
+        n = int(min(np.exp(rng.uniform(0, np.log(limit))), most)) // itemsize or 1
         if whole:
             unit = world * 16 // itemsize
             n = max(n // unit, 1) * unit
