@@ -260,7 +260,8 @@ def _small(rank, world, port):
     device = _join(rank, world, port, "gloo")
     vendor, architecture = _describe(device)
     layout = Layout(world, 1 << 14, 1 << 14, 1 << 14)
-    end = Rank(vendor, architecture, device.index, rank, layout, timeout=120, grace=60)
+    alone = torch.cuda.device_count() >= world
+    end = Rank(vendor, architecture, device.index, rank, layout, timeout=120, grace=60, overlap=alone)
     shared = [None] * world
     dist.all_gather_object(shared, end.share())
     end.connect(shared)
@@ -273,7 +274,7 @@ def _small(rank, world, port):
         replays=0,
         barrier=dist.barrier,
     )
-    print(f"rank {rank} on GPU {device.index}: {outcome}", flush=True)
+    print(f"rank {rank} on GPU {device.index}, launches {'overlap' if alone else 'wait'}: {outcome}", flush=True)
     torch.cuda.synchronize()
     dist.barrier()
     end.close()

@@ -5,6 +5,7 @@ import json
 import logging
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch.distributed as dist
 
 from lab.errors import LabError, UnknownNameError
 from lab.kernels import self_test
-from lab.kernels.build import KERNELS
+from lab.kernels.build import KERNELS, ROUNDINGS
 from lab.kernels.rank import ITEMSIZE, Rank
 from lab.kernels.staging import MAX_BLOCKS, Layout, Wait
 from lab.kernels.strategy import Plan, Room, Strategy, default, fixed
@@ -83,10 +84,11 @@ class AllReduce:
             timeout: seconds after which a wait for a peer counts as late.
             grace: further seconds after which the peer counts as lost and the call is given up.
             rounding: of 16-bit results, one of build.ROUNDINGS.
-            blocks: for a GPU that several ranks share, this rank's share of its multiprocessors. None: this rank
-                has the GPU to itself, and its launches may be placed early (see Rank's overlap).
+            blocks: at most so many blocks in a launch, 1 to MAX_BLOCKS; launches then wait for their predecessors.
+                None: where every rank has a GPU to itself, as many as it holds, and launches overlap (see Rank's
+                overlap); where ranks share one, what `Room.of_shared_gpu` gives.
             test: run the self-test before the first use.
-            marker: file to write, with the reason, when a peer is lost.
+            marker: file to write, with the reason, when a peer is lost; `reset` takes it away.
             cache: folder of compiled files.
 
         Raises:
@@ -105,6 +107,12 @@ class AllReduce:
         self.strategy: Strategy | None = None
         if isinstance(algorithm, str) and algorithm not in ("auto", *KERNELS):
             raise UnknownNameError("algorithm", algorithm, ["auto", *KERNELS])
+        if rounding not in ROUNDINGS:
+            raise UnknownNameError("rounding mode", rounding, ROUNDINGS)
+        if blocks is not None and not 1 <= blocks <= MAX_BLOCKS:
+            raise LabError("blocks is out of range", value=blocks, hint=f"use 1 to {MAX_BLOCKS}, or None")
+        if timeout <= 0 or grace < 0:
+            raise LabError("a wait needs a bound", value=(timeout, grace), hint="timeout above 0, grace 0 or above")
         self.id = id(self)
         _communicators[self.id] = self
 
@@ -123,18 +131,26 @@ class AllReduce:
             return hashlib.sha256(agreed.encode()).hexdigest()
 
         def allocate() -> Any:
+            sharing = ranks_on_a_gpu(places)
             self._rank = Rank(
-                self.vendor, self.architecture, self.device.index, self.rank, self.layout,
-                timeout=timeout, grace=grace, overlap=blocks is None, rounding=rounding, cache=cache,
+                self.vendor, self.architecture, self.device.index, self.rank, self.layout, timeout=timeout,
+                grace=grace, overlap=blocks is None and sharing == 1, rounding=rounding, cache=cache,
             )  # fmt: skip
             sms = torch.cuda.get_device_properties(self.device).multi_processor_count
-            held = sms * self._rank.blocks_per_multiprocessor() * 512
-            self.room = Room(blocks, blocks * 512) if blocks else Room(MAX_BLOCKS, held)
+            if blocks is not None:
+                self.room = Room(blocks, blocks * 512)
+            elif sharing > 1:
+                self.room = Room.of_shared_gpu(sms, sharing)
+            else:
+                self.room = Room(MAX_BLOCKS, sms * self._rank.blocks_per_multiprocessor() * 512)
             return self._rank.share(), self.room
 
         digests = self._step("plan", plan)
         if not self.disabled and len(set(digests)) > 1:
             self._disable("plan", "ranks disagree on strategy, sizes, architecture or rounding")
+        places = self._step("place", lambda: _place(self.device))
+        if len({host for host, _ in places}) > 1:
+            self._disable("place", "ranks are on several hosts")
         shared = self._step("allocate", allocate)
         if not self.disabled and len({held for _, held in shared}) > 1:
             self._disable("allocate", "the GPUs hold different numbers of threads at a time")
@@ -272,6 +288,8 @@ class AllReduce:
         epochs = self._step("reset", quiet)
         if not self.disabled:
             self._step("reset", lambda: self._rank.reset(max(epochs)))
+        if not self.disabled and self.marker is not None:
+            self.marker.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Give the memory back, once every rank's kernels have ended. A second call does nothing."""
@@ -302,6 +320,17 @@ def is_flat(tensor: "torch.Tensor") -> bool:
             return False
         expected *= size
     return True
+
+
+def ranks_on_a_gpu(places: Sequence[tuple[str, str]]) -> int:
+    """How many ranks the most crowded GPU has, given every rank's (host, GPU)."""
+    return max(Counter(places).values())
+
+
+def _place(device: "torch.device") -> tuple[str, str]:
+    """(host, GPU), the same words for the same GPU in every process, also from within containers."""
+    host = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return host, str(torch.cuda.get_device_properties(device).uuid)
 
 
 def _describe(device: "torch.device") -> tuple[str, str]:

@@ -71,10 +71,10 @@ class Rank:
             layout: the same on every rank.
             timeout: seconds after which a wait counts as late.
             grace: further seconds after which it counts as lost and the call is given up.
-            overlap: let a launch be placed while its predecessor in the stream still runs (NVIDIA); it touches
-                nothing but the number of its call before that has ended. For a GPU of which this is the only rank: a launch placed early
-                takes room that another rank's launch may need. A kernel of somebody else's between two calls must not
-                let its successor start before it has itself waited for its predecessor.
+            overlap: let a launch be placed while its predecessor in the stream still runs (NVIDIA); it touches nothing
+                but the number of its call before that has ended. For a GPU of which this is the only rank: a launch
+                placed early takes room that another rank's launch may need. A kernel of somebody else's between two
+                calls must not let its successor start before it has itself waited for its predecessor.
             rounding: of 16-bit results.
             kernels: file stems to load.
             source: folder of the device code.

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lab.errors import LabError  # noqa: E402
-from lab.kernels.communicator import AllReduce, is_flat  # noqa: E402
+from lab.kernels.communicator import AllReduce, is_flat, ranks_on_a_gpu  # noqa: E402
 
 
 def _process(rank: int, job, port: int) -> None:
@@ -91,6 +91,11 @@ def test_what_fails_on_one_rank_or_differs_disables_all_and_the_sum_is_still_rig
     spawn(_both)  # one pair of processes: each costs seconds to start
 
 
+def test_ranks_that_share_a_gpu_are_counted():
+    assert ranks_on_a_gpu([("a", "0"), ("a", "1"), ("a", "2")]) == 1
+    assert ranks_on_a_gpu([("a", "0"), ("a", "1"), ("a", "0"), ("a", "0")]) == 3
+
+
 def test_flat_tensors():
     cube = torch.zeros(3, 4, 5)
     for flat in (cube, cube.permute(2, 0, 1), cube[1], torch.zeros(()), torch.zeros(4, 1).expand(4, 1)):
@@ -99,7 +104,7 @@ def test_flat_tensors():
         assert not is_flat(ragged)
 
 
-def test_an_unknown_algorithm_is_named():
+def test_wrong_arguments_are_named():
     class Group:
         pass
 
@@ -110,5 +115,10 @@ def test_an_unknown_algorithm_is_named():
         module.dist = type("dist", (), {"get_rank": lambda group: 0, "get_world_size": lambda group: 2})
         with pytest.raises(LabError, match="did you mean two_shot"):
             AllReduce(Group(), torch.device("cpu"), algorithm="twoshot")
+        with pytest.raises(LabError, match="did you mean RNE"):
+            AllReduce(Group(), torch.device("cpu"), rounding="RNI")
+        for wrong in ({"blocks": 0}, {"blocks": 513}, {"timeout": 0}, {"grace": -1}):
+            with pytest.raises(LabError):
+                AllReduce(Group(), torch.device("cpu"), **wrong)
     finally:
         module.dist = original

@@ -114,8 +114,9 @@ def _values(rank: int, shape, dtype, device):
 def _communicate(rank, device, group):
     from lab.kernels.communicator import AllReduce
 
-    with AllReduce(group, device, max_bytes=1 << 20, blocks=32) as reducer:
+    with AllReduce(group, device, max_bytes=1 << 20) as reducer:
         assert reducer.disabled is None, reducer.disabled
+        assert reducer._rank.overlap == (torch.cuda.device_count() > 1)
         shape = (64, 48)
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             both = [_values(r, shape, dtype, device) for r in range(2)]
@@ -178,6 +179,7 @@ def _loses_a_peer(rank, device, group):
         assert "call 2, phase packet, rank 1" in marker.read_text()
     dist.barrier(group=group)
     reducer.reset()
+    assert not marker.exists()
     assert (reducer.all_reduce(x) == 3).all()
     assert reducer.check() == ()
     reducer.close()

@@ -5,7 +5,7 @@ import pytest
 
 from lab.compare import align, compare
 from lab.errors import LabError
-from lab.kernels.build import KERNELS, build
+from lab.kernels.build import build
 from lab.kernels.host import HostRanks
 from lab.kernels.stamps import EVENTS, MEETINGS, PHASES, STAMP, trace_of
 from lab.kernels.tests.scenario import layout, make
@@ -24,7 +24,7 @@ def played(ranks, algorithm, calls=3, max_blocks=2):
     return scenario, ranks.trace()
 
 
-@pytest.mark.parametrize("algorithm", KERNELS)
+@pytest.mark.parametrize("algorithm", PHASES)
 def test_every_block_of_every_call_has_the_phases_of_its_kernel(ranks, algorithm):
     scenario, trace = played(ranks, algorithm)
     assert trace.phases == tuple(phase for _, phase in PHASES[algorithm])
@@ -39,7 +39,7 @@ def test_every_block_of_every_call_has_the_phases_of_its_kernel(ranks, algorithm
                 assert np.array_equal(own["begin"][1:], own["end"][:-1]) and own["begin"][0] >= 0
 
 
-@pytest.mark.parametrize("algorithm", KERNELS)
+@pytest.mark.parametrize("algorithm", PHASES)
 def test_the_meetings_hold_and_bound_the_clocks(ranks, algorithm):
     _, trace = played(ranks, algorithm, calls=20, max_blocks=1)  # a block of low_latency without a vector meets nobody
     found = align(trace.shifted({1: 1e6}), MEETINGS[algorithm])
