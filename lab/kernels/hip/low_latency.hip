@@ -76,7 +76,7 @@ LAB_DEVICE bool receive_and_sum(const Call& call, const Turn& turn, const Slots&
 
     const Vec16 empty = {{sentinel, sentinel, sentinel, sentinel}};
 #pragma unroll
-    for (u32 k = 1; k < world_size; ++k) 
+    for (u32 k = 1; k < world_size; ++k)
         store_bypass(slots.mine, peer_after(call, k) * slots.stride + v, empty);
     store_output<T>(call, v, sum_in_rank_order<T, R>(call, terms, v, turn.epoch));
     return true;

@@ -22,8 +22,8 @@ LAB_DEVICE bool starts_early(bool early) {
     return false;
 #endif
 }
-/// Seen on two H200 when the stores were not waited for: a block of the successor read its number from before,
-/// and the peers waited for it in vain.
+/// Seen on two H200 when the stores were not waited for: a block of the successor read its number from
+/// before, and the peers waited for it in vain.
 LAB_DEVICE void publish_to_successor() {
     __threadfence();
     block_barrier(); // one thread of every block is enough to let the successor start

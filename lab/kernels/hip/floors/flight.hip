@@ -1,5 +1,5 @@
-// One thread a rank sends a vector back and forth, `count` times, in low_latency's way: the data is its own flag.
-// What a flight takes is the least that a call on two GPUs can take, for its own data has to make one.
+// One thread a rank sends a vector back and forth, `count` times, in low_latency's way: the data is its own
+// flag. What a flight takes is the least that a call on two GPUs can take, for its own data has to make one.
 #include "../reduce.hpp"
 #include "../signal.hpp"
 
