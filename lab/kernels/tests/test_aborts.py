@@ -20,11 +20,12 @@ def one_call(algorithm: str, calls: int = 1):
     return make(21, 4, calls, algorithms=[algorithm], dtypes=["bf16"], limit=4096, max_blocks=2)
 
 
+@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_dead_peer_is_reported_lost(ranks, algorithm):
+def test_a_dead_peer_is_reported_lost(ranks, algorithm, early):
     ranks.reset()
     scenario = one_call(algorithm)
-    run, _ = scenario.play(ranks, 3, start_after=[0, 0, NEVER, 0], step_limit=50_000_000)
+    run, _ = scenario.play(ranks, 3, start_after=[0, 0, NEVER, 0], step_limit=50_000_000, early=early)
     assert run.outcome == "finished"
     for rank in (0, 1, 3):
         (wait,) = run.waits[rank]
@@ -45,21 +46,24 @@ def test_a_late_peer_is_reported_late_and_the_result_is_right(ranks, algorithm):
     assert not [line for line in wrong if "wrong" in line]
 
 
-def test_after_a_loss_nothing_is_touched_until_the_reset(ranks):
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_after_a_loss_nothing_is_touched_until_the_reset(ranks, algorithm, early):
     ranks.reset()
-    scenario = one_call("two_shot", calls=3)
-    run, wrong = scenario.play(ranks, 5, start_after=[0, 0, 0, NEVER], step_limit=50_000_000)
+    scenario = one_call(algorithm, calls=3)
+    run, wrong = scenario.play(ranks, 5, start_after=[0, 0, 0, NEVER], step_limit=50_000_000, early=early)
     assert run.outcome == "finished"
     assert len(wrong) > 3
     assert all(wait.epoch == 1 for waits in run.waits for wait in waits), "later calls end at once"
-    assert all(control.epoch[0] <= 1 for control in ranks.controls)
+    counted = 3 if early else 1  # an early launch takes its number before it can know
+    assert all(control.epoch[0] <= counted for control in ranks.controls)
 
     # The peer comes back without an agreement: it finds nobody, and says so.
-    late, _ = scenario.play(ranks, 6, start_after=[NEVER, NEVER, NEVER, 0], step_limit=50_000_000)
+    late, _ = scenario.play(ranks, 6, start_after=[NEVER, NEVER, NEVER, 0], step_limit=50_000_000, early=early)
     assert late.waits[3][0].kind == "lost"
 
     ranks.reset(epoch=1000)
-    _, wrong = make(22, 4, 12).play(ranks, 7, start_after=[0, 0, 0, 0])
+    _, wrong = make(22, 4, 12).play(ranks, 7, start_after=[0, 0, 0, 0], early=early)
     assert not wrong
 
 
