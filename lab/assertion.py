@@ -38,6 +38,7 @@ def check(
     seed: int = 0,
     deadline: float | None = 30.0,
     workers: int = 1,
+    repair_seconds: float = 10.0,
     **config: Any,
 ) -> Verdict:
     """Check a protocol and return its verdict, which is ok.
@@ -49,6 +50,7 @@ def check(
         seed: Of the schedulers.
         deadline: Seconds of exploration at most; None: no limit.
         workers: Threads that explore.
+        repair_seconds: Time to look for single changes that close a defect; 0: do not look.
         **config: Fields of `Config`: world, calls, bytes, blocks, dtype, waves, scenario, options, ...
 
     Raises:
@@ -64,6 +66,7 @@ def check(
             executions=executions,
             seed=seed,
             deadline=deadline,
+            repair_seconds=repair_seconds,
             executor=explorers,
         )
     if not verdict.ok:

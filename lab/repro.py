@@ -19,7 +19,6 @@ from lab.sim.check import check
 from lab.sim.gates import GateRow
 from lab.sim.minimise import Key, Witness, key_of, smallest_witness
 from lab.sim.races import find_races
-from lab.sim.schedule import Schedule
 from lab.sim.verdict import Race, Verdict
 
 SEED, REPAIRED = "seed_two_shot", "repaired_two_shot"
@@ -185,15 +184,8 @@ def _finding(words: Words, races: tuple[tuple[Config, Race], ...], witness: Witn
         races=races,
         witness=witness,
         story=story(witness.explainer, witness.fault),
-        line=schedule_line(protocol, witness),
+        line=witness.line(protocol),
     )
-
-
-def schedule_line(protocol: Protocol, witness: Witness, memory: str = "sc") -> str:
-    """The line that `lab replay` repeats."""
-    program = witness.execution.tables.program
-    schedule = Schedule(protocol.name, witness.config, memory, program.fingerprint(), witness.choices)
-    return schedule.line(protocol.defaults)
 
 
 def repair_diff(seed: Protocol, repaired: Protocol) -> list[str]:

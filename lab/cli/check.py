@@ -61,6 +61,9 @@ def command(
     pct_depth: Annotated[
         int, typer.Option(help="pct: orders between steps that a failure may take; 1 is priorities alone.", min=1)
     ] = 3,
+    repair_seconds: Annotated[
+        float, typer.Option(help="Time to look for single changes that close what was found; 0: do not look.", min=0)
+    ] = 10.0,
     seed: Annotated[int, typer.Option(help="Seed of the schedulers.", min=0, max=2**62)] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
     listing: Annotated[
@@ -70,7 +73,8 @@ def command(
     """Check a protocol for races and wrong results; exit 0 if none, 1 if a defect was found.
 
     The race check needs one execution and no luck; the exploration then looks for executions with wrong elements, hangs
-    and aborts, and every race is turned into the smallest failing witness that can be found.
+    and aborts, and every race is turned into the smallest failing witness that can be found. Then single changes of the
+    text are tried (an order, a fence, a barrier, a wait, a buffer, ...), and those that close a defect are named.
     """
     from lab.cli.request import configured, size
     from lab.sim.check import check
@@ -109,7 +113,9 @@ def command(
             limit_states=states,
             memory_limit=None if memory_limit is None else size(memory_limit),
             checkpoint=checkpoint,
+            repair_seconds=repair_seconds,
             progress=_progress,
+            repair_progress=_repair_progress,
             executor=explorers,
         )
     if json:
@@ -128,6 +134,13 @@ def _progress(found: object) -> None:
     if sys.stderr.isatty():
         counts = f"{found.executions} executions, {found.failing} failing"  # type: ignore[attr-defined]
         print(f"\r{counts}", end="\r", file=sys.stderr)
+
+
+def _repair_progress(tried: int, found: int) -> None:
+    import sys
+
+    if sys.stderr.isatty():
+        print(f"\r{tried} changes tried, {found} close something", end="\r", file=sys.stderr)
 
 
 def _document(verdict) -> dict[str, object]:

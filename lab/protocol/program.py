@@ -290,8 +290,16 @@ class Rmw(Op):
 
     def describe(self) -> str:
         """See `Op.describe`."""
-        what = f"{self.expected} -> {self.value}" if self.fn == "cas" else str(self.value)
-        return f"{self.fn} {self.word} {what} {_at(self.order, self.scope)}"
+        form = {
+            "add": "add {value} to {word}",
+            "sub": "subtract {value} from {word}",
+            "max": "raise {word} to at least {value}",
+            "or": "or {value} into {word}",
+            "exchange": "exchange {word} for {value}",
+            "cas": "cas {word} {expected} -> {value}",
+        }[self.fn]
+        what = form.format(word=self.word, value=self.value, expected=self.expected)
+        return f"{what} {_at(self.order, self.scope)}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,7 +94,7 @@ class Protocol:
         if isinstance(changes.get("bytes"), int):
             changes["bytes"] = (changes["bytes"],)
         config = replace(self.defaults, **changes, options=tuple(sorted(options.items())))
-        self._check(config)
+        self.accept(config)
         return config
 
     def program(self, config: Config | None = None, **changes: Any) -> Program:
@@ -110,7 +110,12 @@ class Protocol:
         """
         return Builder(self, config if config is not None else self.config(**changes)).build()
 
-    def _check(self, config: Config) -> None:
+    def accept(self, config: Config) -> None:
+        """Refuse a configuration that is out of range or that the protocol does not take.
+
+        Raises:
+            LabError: It says which value, and what to use.
+        """
         _in_range("world", config.world, 1, 8)
         _in_range("calls", config.calls, 1, 4096)
         _in_range("waves", config.waves, 1, 32)

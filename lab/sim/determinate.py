@@ -26,7 +26,7 @@ from dataclasses import replace
 import numpy as np
 
 from lab.protocol import tables as t
-from lab.protocol.expr import MASK, Binary, Const, Expr, Reg
+from lab.protocol.expr import MASK, Const, Expr, registers_of
 from lab.protocol.program import (
     Agent,
     Cond,
@@ -219,7 +219,7 @@ def _word_accesses(execution: Execution) -> dict[int, np.ndarray]:
 
 def _used_registers(agent: Agent) -> set[int]:
     """Registers that some operation of the agent reads."""
-    return {register for op in agent.ops for expr in _operands(op) for register in _registers(expr)}
+    return {register.index for op in agent.ops for expr in _operands(op) for register in registers_of(expr)}
 
 
 def _operands(op: Op) -> Iterator[Expr]:
@@ -232,11 +232,3 @@ def _operands(op: Op) -> Iterator[Expr]:
                 yield part.index
             elif isinstance(part, Span):
                 yield part.start
-
-
-def _registers(expr: Expr) -> Iterator[int]:
-    if isinstance(expr, Reg):
-        yield expr.index
-    elif isinstance(expr, Binary):
-        yield from _registers(expr.left)
-        yield from _registers(expr.right)

@@ -87,13 +87,24 @@ class Explainer:
 
     def race_key(self, fault: Fault) -> tuple[object, ...]:
         """What `minimise.key_of` gives for the race that shows at a fault."""
-        other = self.unordered(fault)
-        steps = [fault.step] if other is None else [fault.step, other]
-        rows = [int(self.execution.log.op[step]) for step in steps]
+        rows = [int(self.execution.log.op[step]) for step in self.racing(fault)]
         ops = [self.tables.op(row) for row in rows]
         agents = [self.tables.program.agents[int(self.tables.ops[row, t.AGENT])] for row in rows]
         lines = tuple(sorted((str(op.site), op.phase) for op in ops))
         return lines, len({agent.rank for agent in agents}) > 1, len({agent.call for agent in agents}) > 1
+
+    def racing(self, fault: Fault) -> tuple[int, ...]:
+        """The steps of the race that shows at a fault.
+
+        A read and a write that is not ordered with it; or, where the read comes after both, the write that it saw and
+        the one that it should have seen, if nothing orders those; or the read alone.
+        """
+        other = self.unordered(fault)
+        if other is not None:
+            return fault.step, other
+        if fault.due is not None and min(fault.due, fault.seen) >= 0 and not self.before(fault.due, fault.seen):
+            return (fault.step,) if self.before(fault.seen, fault.due) else (fault.due, fault.seen)
+        return (fault.step,)
 
     def unordered(self, fault: Fault) -> int | None:
         """The step that a fault's read is not ordered with; None: the fault is not one of order."""
@@ -241,7 +252,7 @@ def witness(explainer: Explainer, fault: Fault) -> list[WitnessStep]:
         roles[step] = "data"
     if fault.due is not None and fault.due >= 0:
         roles[fault.due] = "write"
-    if fault.seen >= 0 and fault.seen != fault.due and not explainer.before(fault.seen, fault.step):
+    if fault.seen in explainer.racing(fault):
         roles[fault.seen] = "write"
     roles[fault.step] = "read"
     because: dict[int, int] = {}

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+import numpy as np
+
+from lab.protocol import tables as t
 from lab.protocol.program import Program
 from lab.protocol.tables import Tables, compile_tables
 from lab.sim import machine as m
@@ -41,6 +44,9 @@ class Limits:
         seconds: Seconds of each exploration, and of each search, at most.
         memory: Bytes that the states of a search may take.
         seed: Of the schedulers.
+        models: Memory models under which a program is explored that one execution does not decide under all of them.
+        early_timeout: Probability, at each step, that a bounded wait gives up although others could move. Above 0, the
+            search lets bounded waits give up at any time.
     """
 
     executions: int = 200
@@ -48,6 +54,8 @@ class Limits:
     seconds: float = 20.0
     memory: int = 1 << 30
     seed: int = 0
+    models: tuple[str, ...] = m.MEMORY_MODELS
+    early_timeout: float = 0.0
 
 
 DEFAULT_LIMITS = Limits()
@@ -87,8 +95,16 @@ def judge_program(program: Program, limits: Limits = DEFAULT_LIMITS) -> Judgemen
         KeyboardInterrupt: Ctrl-C; nothing can be said of a judgement that was not finished.
         LabError: The program cannot be compiled.
     """
-    tables = compile_tables(program)
-    report = find_races(tables)
+    return judge_report(find_races(compile_tables(program)), limits)
+
+
+def judge_report(report: RaceReport, limits: Limits = DEFAULT_LIMITS) -> Judgement:
+    """Judge a program whose first execution has been checked for races.
+
+    Raises:
+        KeyboardInterrupt: As in `judge_program`.
+    """
+    tables = report.execution.tables
     why_not = why_not_determinate(report.execution, bool(report.races))
     races = report.races if why_not is None else races_of_several(tables, report, limits.seed)
     if races:
@@ -97,15 +113,24 @@ def judge_program(program: Program, limits: Limits = DEFAULT_LIMITS) -> Judgemen
         return Judgement("hang", Basis.DEFECT, "the first execution")
     if report.execution.state.counts[m.C_WRONG]:
         return Judgement("wrong", Basis.DEFECT, "the first execution")
-    if why_not is not None:
-        return _explored(tables, limits, m.MEMORY_MODELS) or _searched(tables, limits)
+    if why_not is not None or (limits.early_timeout and _bounded(tables)):
+        return _explored(tables, limits, limits.models) or _searched(tables, limits)
     covered = "one execution stands for every schedule"
     if holds_under_every_model(report.execution):
         covered += ", and for every memory model that keeps release and acquire"
         return Judgement("ok", Basis.ONE_EXECUTION, covered)
-    weaker = m.MEMORY_MODELS[1:]
-    covered += f" under sc; {limits.executions} executions each under {' and '.join(weaker)} found nothing"
+    weaker = tuple(name for name in limits.models if name != "sc")
+    covered += f" under sc; {_count(limits, weaker)} found nothing"
     return _explored(tables, limits, weaker) or Judgement("ok", Basis.ONE_EXECUTION, covered)
+
+
+def _bounded(tables: Tables) -> bool:
+    """Whether some wait may give up."""
+    return bool(np.any((tables.ops[:, t.TARGET] >= 0) & np.isin(tables.ops[:, t.KIND], (t.WAIT, t.WAIT_STAMP))))
+
+
+def _count(limits: Limits, models: tuple[str, ...]) -> str:
+    return f"{limits.executions} executions under {' and under '.join(models)}"
 
 
 def races_of_several(tables: Tables, first: RaceReport, seed: int) -> tuple[Race, ...]:
@@ -120,7 +145,14 @@ def races_of_several(tables: Tables, first: RaceReport, seed: int) -> tuple[Race
 def _explored(tables: Tables, limits: Limits, models: tuple[str, ...]) -> Judgement | None:
     """The defect that exploration finds under some memory model; None: it finds none."""
     for memory in models:
-        found = explore(tables, memory, executions=limits.executions, seed=limits.seed, deadline=limits.seconds)
+        found = explore(
+            tables,
+            memory,
+            executions=limits.executions,
+            seed=limits.seed,
+            deadline=limits.seconds,
+            early_timeout=limits.early_timeout,
+        )
         if found.stopped == INTERRUPTED:
             raise KeyboardInterrupt
         if found.failing:
@@ -133,7 +165,14 @@ def _searched(tables: Tables, limits: Limits) -> Judgement:
     """What all schedules under `sc` and `posted` say of a program that exploration finds no fault with."""
     complete, covered = True, []
     for memory in MEMORY_MODELS:
-        found = search(tables, memory, limit_states=limits.states, deadline=limits.seconds, memory_limit=limits.memory)
+        found = search(
+            tables,
+            memory,
+            limit_states=limits.states,
+            deadline=limits.seconds,
+            memory_limit=limits.memory,
+            early_timeouts=limits.early_timeout > 0,
+        )
         if found.stopped == INTERRUPTED:
             raise KeyboardInterrupt
         if found.failed:
@@ -141,5 +180,5 @@ def _searched(tables: Tables, limits: Limits) -> Judgement:
             return Judgement(f"{kind} ({memory})", Basis.DEFECT, found.covered)
         complete = complete and found.complete
         covered.append(found.covered if found.complete else f"{found.covered} ({found.stopped})")
-    covered.append(f"races of {RACE_CHECKED + 1} executions, and {limits.executions} executions under weak")
+    covered.append(f"races of {RACE_CHECKED + 1} executions, and {_count(limits, limits.models)}")
     return Judgement("ok", Basis.EVERY_SCHEDULE if complete else Basis.EXPLORATION, "; ".join(covered))

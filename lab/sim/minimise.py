@@ -14,6 +14,7 @@ from lab.sim import machine as m
 from lab.sim.explain import Explainer, Fault
 from lab.sim.explore import Engine
 from lab.sim.races import Execution, execute, find_races
+from lab.sim.schedule import Schedule
 from lab.sim.verdict import Race
 
 Key = tuple[object, ...]
@@ -38,6 +39,12 @@ class Witness:
     explainer: Explainer
     fault: Fault
 
+    def line(self, protocol: Protocol) -> str:
+        """The line that `lab replay` repeats."""
+        made = self.execution
+        schedule = Schedule.of(protocol, self.config, made.tables.program, made.memory, self.choices)
+        return schedule.line(protocol.defaults)
+
 
 def key_of(race: Race) -> Key:
     """What makes two races of different configurations the same.
@@ -61,15 +68,15 @@ def smallest_witness(protocol: Protocol, config: Config, memory: str, key: Key, 
     found = _witness(protocol, config, memory, key, seed)
     if found is None:
         return None
-    for candidate in _smaller(config):
-        smaller = _witness(protocol, candidate, memory, key, seed)
-        if smaller is not None:
-            found = smaller
+    for candidate in smaller(config):
+        less = _witness(protocol, candidate, memory, key, seed)
+        if less is not None:
+            found = less
             break
     return _shorten(found, memory, key)
 
 
-def _smaller(config: Config) -> Iterator[Config]:
+def smaller(config: Config) -> Iterator[Config]:
     """Configurations from the smallest up: calls first, then ranks, blocks, and bytes."""
     blocks = [b for b in (1, 2, 3, 4) if config.blocks is None or b <= config.blocks]
     for calls in range(1, config.calls + 1):
@@ -91,7 +98,7 @@ def _sizes(config: Config) -> list[int]:
 
 def _witness(protocol: Protocol, config: Config, memory: str, key: Key, seed: int) -> Witness | None:
     try:
-        protocol._check(config)
+        protocol.accept(config)
         tables = compile_tables(protocol.program(config))
     except LabError:
         return None  # a configuration that the protocol refuses is no witness

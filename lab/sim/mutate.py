@@ -12,20 +12,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from lab.errors import LabError
-from lab.protocol.program import Barrier, Fence, Load, Memory, Op, Order, Program, Rmw, Scope, Site, Store, Wait
+from lab.protocol.program import Fence, Load, Op, Order, Program, Scope
+from lab.sim.edit import Line, dropped, is_barrier, own_lines
 from lab.sim.executor import Executor, InProcess
 from lab.sim.judge import DEFAULT_LIMITS, Basis, Judgement, Limits, judge_program
-from lab.sim.slots import slot_dimension, slot_dimensions, with_depth
+from lab.sim.slots import at_depth, slot_dimensions
 
 Change = Callable[[Program], Program]
-_SYNCHRONISING = (Load, Store, Rmw, Wait, Fence)
 _WEAKER = {
     Order.ACQUIRE: (Order.RELAXED,),
     Order.RELEASE: (Order.RELAXED,),
     Order.ACQ_REL: (Order.ACQUIRE, Order.RELEASE),
     Order.RELAXED: (),
 }
-_OWN_PHASES = ("launch", "kernel end", "host", "timeout", "produce", "consume")
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ def score(outcomes: list[Outcome]) -> float | None:
 
 
 def _every(program: Program) -> Iterator[Mutant]:
-    for place, example in _lines(program).items():
+    for place, example in own_lines(program).items():
         for what, kind, change in _changes(place, example):
             orders_only = kind in ("order", "scope") or isinstance(example, Fence)
             where = (str(place.site), place.phase, example.describe())
@@ -167,48 +166,12 @@ def _every(program: Program) -> Iterator[Mutant]:
     yield from _single_buffers(program)
 
 
-@dataclass(frozen=True)
-class _Line:
-    """Operations of one kind at one line and phase, of all agents."""
-
-    site: Site
-    phase: str
-    kind: type[Op]
-
-    def change(self, change: Callable[[Op], Op], program: Program) -> Program:
-        """The program with each of them changed."""
-
-        def changed(op: Op) -> Op:
-            return change(op) if type(op) is self.kind and op.site == self.site and op.phase == self.phase else op
-
-        agents = tuple(replace(agent, ops=tuple(map(changed, agent.ops))) for agent in program.agents)
-        return replace(program, agents=agents)
-
-
-def _lines(program: Program) -> dict[_Line, Op]:
-    """One example for each line, phase and kind of operation of the protocol's own text."""
-    found: dict[_Line, Op] = {}
-    for agent in program.agents:
-        if agent.kind in ("host", "kernel"):
-            continue
-        for op in agent.ops:
-            if op.phase not in _OWN_PHASES and isinstance(op, _SYNCHRONISING) and not _inside_a_barrier(op):
-                found.setdefault(_Line(op.site, op.phase, type(op)), op)
-    return found
-
-
-def _inside_a_barrier(op: Op) -> bool:
-    """Whether the operation only counts in a block barrier of waves: the barrier is its wait."""
-    words = getattr(op, "word", None)
-    return words is not None and words.region.memory is Memory.BLOCK_SHARED and not isinstance(op, Wait)
-
-
-def _changes(place: _Line, example: Op) -> Iterator[tuple[str, str, Change]]:
+def _changes(place: Line, example: Op) -> Iterator[tuple[str, str, Change]]:
     """(what, kind, change) of each way to weaken a line."""
     if not isinstance(example, Load):  # what it loads is used
-        what = "block barrier" if _is_barrier(example) else place.kind.__name__.lower()
-        yield f"drop the {what}", "drop", partial(place.change, _dropped)
-    if _is_barrier(example):
+        what = "block barrier" if is_barrier(example) else place.kind.__name__.lower()
+        yield f"drop the {what}", "drop", partial(place.change, dropped)
+    if is_barrier(example):
         return
     order: Order = example.order  # type: ignore[attr-defined]
     scope: Scope = example.scope  # type: ignore[attr-defined]
@@ -220,14 +183,6 @@ def _changes(place: _Line, example: Op) -> Iterator[tuple[str, str, Change]]:
         narrower = Scope(scope - 1)
         what = f"{scope.name.lower()} -> {narrower.name.lower()} scope"
         yield what, "scope", partial(place.change, _with_scope(narrower))
-
-
-def _is_barrier(op: Op) -> bool:
-    return isinstance(op, Wait) and op.word.region.memory is Memory.BLOCK_SHARED
-
-
-def _dropped(op: Op) -> Op:
-    return Barrier(site=op.site, phase=op.phase)
 
 
 def _with_order(most: Order) -> Callable[[Op], Op]:
@@ -245,10 +200,3 @@ def _single_buffers(program: Program) -> Iterator[Mutant]:
         what = f"one buffer of {dimension.region} instead of several"
         example = f"{dimension.region}: {dimension.depth} buffers"
         yield Mutant(what, "", "", example, "buffer", change, change(program))
-
-
-def at_depth(region: str, depth: int, program: Program) -> Program:
-    """The program with so many buffers of `region`; unchanged where they cannot be told."""
-    dimension = slot_dimension(program, region)
-    changed = None if dimension is None else with_depth(program, dimension, depth)
-    return program if changed is None else changed

@@ -9,9 +9,7 @@ from lab.errors import LabError
 from lab.protocol import tables as t
 from lab.protocol.tables import compile_tables
 from lab.sim import machine as m
-from lab.sim.check import abort_record, wrong_means
-from lab.sim.explain import Explainer
-from lab.sim.hang import waiting
+from lab.sim.failure import failure_of
 from lab.sim.races import Execution, execute
 from lab.sim.schedule import parse
 from lab.sim.verdict import Wrong
@@ -50,14 +48,9 @@ def replay(line: str) -> Replay:
             f"the schedule does not fit the program: step {execution.steps} names an agent that cannot move",
             hint="run `lab check` again for a schedule of the protocol as it is now",
         )
-    abort = abort_record(protocol, execution)
-    wrong = tuple(Explainer(execution).wrong())
-    hang = tuple(waiting(execution)) if execution.outcome == m.HANG else ()
-    outcome = (
-        "wrong" if wrong else "hang" if hang else "abort" if abort or execution.state.counts[m.C_TIMEOUTS] else "ok"
-    )
+    found = failure_of(protocol, execution)
     steps = tuple(_told(execution, step) for step in range(execution.steps))
-    return Replay(outcome, steps, digest(execution), wrong, tuple(wrong_means(execution)), hang, abort)
+    return Replay(found.kind or "ok", steps, digest(execution), found.wrong, found.means, found.hang, found.abort)
 
 
 def digest(execution: Execution) -> str:

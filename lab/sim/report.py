@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 
-from lab.sim.verdict import Verdict
+from lab.sim.verdict import Repair, Verdict
 
-_WRONG_SHOWN, _MEANS_SHOWN, _WAITS_SHOWN = 6, 4, 12
+_WRONG_SHOWN, _MEANS_SHOWN, _WAITS_SHOWN, _REPAIRS_SHOWN = 6, 4, 12, 5
 
 
 def report(verdict: Verdict) -> str:
@@ -40,9 +41,41 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     if verdict.witness:
         yield f"\nsmallest witness, the {len(verdict.witness)} steps that matter:"
         yield from (f"  {line}" for line in verdict.witness)
-    if verdict.schedule:
-        yield f"\nlab replay '{verdict.schedule}'"
+    yield from _repairs(verdict)
+    replayed = f"lab replay '{verdict.schedule}'"
+    if verdict.schedule and not any(replayed in note for note in verdict.notes):
+        yield f"\n{replayed}"
     yield f"\n{verdict.proof}"
+
+
+def _repairs(verdict: Verdict) -> Iterator[str]:
+    """Changes that close everything; where there is none, those that close each race."""
+    if not verdict.repairs_tried:
+        return
+    whole = [repair for repair in verdict.repairs if repair.everything]
+    if whole:
+        yield from _closing("one change closes it" if len(verdict.races) < 2 else "one change closes all of it", whole)
+    for number in range(1, len(verdict.races) + 1) if not whole else ():
+        some = [repair for repair in verdict.repairs if number in repair.closes]
+        if some:
+            yield from _closing(f"race {number} is closed by one change", some)
+        else:
+            yield f"\nno single change that was tried closes race {number}"
+    if not whole and not verdict.races:
+        yield "\nno single change that was tried closes it"
+    yield f"\n{verdict.repairs_tried}"
+
+
+def _closing(title: str, repairs: list[Repair]) -> Iterator[str]:
+    """The cheapest repairs, each with what to write; the places where all of them were judged."""
+    yield f"\n{title}, tried by the checker:"
+    for tried_at, same in groupby(repairs[:_REPAIRS_SHOWN], key=lambda repair: repair.tried_at):
+        for repair in same:
+            yield f"  * {repair.what}"
+            yield from (f"      {line}" for line in repair.write)
+        yield f"  judged at {'; '.join(tried_at)}"
+    if len(repairs) > _REPAIRS_SHOWN:
+        yield f"  and {len(repairs) - _REPAIRS_SHOWN} more (--json)"
 
 
 def _failing(verdict: Verdict) -> Iterator[str]:

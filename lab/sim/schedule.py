@@ -39,6 +39,11 @@ class Schedule:
     fingerprint: str
     steps: np.ndarray
 
+    @staticmethod
+    def of(protocol: Protocol, config: Config, program: Program, memory: str, steps: np.ndarray) -> Schedule:
+        """The schedule of one execution of `program`, which is `protocol` at `config`."""
+        return Schedule(protocol.name, config, memory, program.fingerprint(), steps)
+
     def line(self, defaults: Config) -> str:
         """The schedule as one line; parameters equal to `defaults` are left out."""
         head = f"{quote(self.protocol, safe='/:.')}?{urlencode(_changed(self.config, defaults))}"

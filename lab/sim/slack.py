@@ -13,8 +13,8 @@ from functools import partial
 
 from lab.protocol.program import Program
 from lab.sim.judge import DEFAULT_LIMITS, Judgement, Limits, judge_program
-from lab.sim.mutate import Change, Mutant, Outcome, at_depth, judge, mutants
-from lab.sim.slots import SlotDimension, slot_dimensions
+from lab.sim.mutate import Change, Mutant, Outcome, judge, mutants
+from lab.sim.slots import SlotDimension, at_depth, slot_dimensions
 
 _COSTLIEST_FIRST = ("wait", "block barrier", "rmw", "fence", "store", "buffer", "scope", "order")
 Progress = Callable[[str], None]

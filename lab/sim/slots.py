@@ -16,10 +16,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from math import prod
 
-from lab.protocol.expr import Binary, Const, Expr, Reg, bounded_roots, enumerate_index, word
+from lab.protocol.expr import Binary, Const, Expr, Reg, bounded_roots, enumerate_index, registers_of, word
 from lab.protocol.program import Agent, Op, Program, Region, Span
-
-NEW_DIMENSION = "buffer"
 
 
 class Turn(Enum):
@@ -115,13 +113,26 @@ def with_depth(program: Program, dimension: SlotDimension, depth: int) -> Progra
             if span is None:
                 return None
             moved[use.key] = span
-    return with_regions(program, regions, moved)
+    return _with_spans_moved(program, regions, moved)
 
 
-def with_regions(
-    program: Program, regions: dict[int, Region], moved: dict[tuple[int, int, str, int], Span], more: tuple = ()
+def turns_of(program: Program, dimension: SlotDimension) -> int:
+    """Most turns that a block takes at a line that uses the region."""
+    groups = _groups(list(_uses(program, dimension.region)), dimension.axis, dimension.turn)
+    return 1 + max((turn for group in groups.values() for _, turn in group), default=0)
+
+
+def at_depth(region: str, depth: int, program: Program) -> Program:
+    """The program with so many buffers of `region`; unchanged where they cannot be told."""
+    dimension = slot_dimension(program, region)
+    changed = None if dimension is None else with_depth(program, dimension, depth)
+    return program if changed is None else changed
+
+
+def _with_spans_moved(
+    program: Program, regions: dict[int, Region], moved: dict[tuple[int, int, str, int], Span]
 ) -> Program:
-    """The program with some regions replaced, some spans moved (by `Use.key`), and `more` regions appended."""
+    """The program with some regions replaced, and some spans (by `Use.key`)."""
     agents = []
     for agent in program.agents:
         ops = tuple(
@@ -130,7 +141,7 @@ def with_regions(
         )
         agents.append(replace(agent, ops=ops))
     kept = tuple(regions.get(region.id, region) for region in program.regions)
-    return replace(program, agents=tuple(agents), regions=(*kept, *more))
+    return replace(program, agents=tuple(agents), regions=kept)
 
 
 def _uses(program: Program, region: str) -> Iterator[Use]:
@@ -189,7 +200,7 @@ def _with_index(place: _Place, axis: int, index: int) -> _Place:
 def _resized(region: Region, dimension: SlotDimension, depth: int) -> Region:
     length = region.length // dimension.depth * depth
     if dimension.axis < 0:
-        return replace(region, length=length, shape=((NEW_DIMENSION, depth), *region.shape))
+        return replace(region, length=length, shape=(("parity" if depth == 2 else "turn", depth), *region.shape))
     shape = list(region.shape)
     shape[dimension.axis] = (shape[dimension.axis][0], depth)
     return replace(region, length=length, shape=tuple(shape))
@@ -288,7 +299,7 @@ def _counter(start: Expr, agent: Agent) -> Expr | None:
 
 def _unreduced(expr: Expr, agent: Agent) -> Expr | None:
     if isinstance(expr, Binary):
-        return expr.left if all(len(_definitions(agent, r)) == 1 for r in _registers(expr.left)) else None
+        return expr.left if all(len(_definitions(agent, r.index)) == 1 for r in registers_of(expr.left)) else None
     if isinstance(expr, Reg):
         made = _definitions(agent, expr.index)
         value = getattr(made[0], "value", None) if len(made) == 1 else None
@@ -298,11 +309,3 @@ def _unreduced(expr: Expr, agent: Agent) -> Expr | None:
 
 def _definitions(agent: Agent, register: int) -> list[Op]:
     return [op for op in agent.ops if getattr(op, "dst", None) == register]
-
-
-def _registers(expr: Expr) -> Iterator[int]:
-    if isinstance(expr, Reg):
-        yield expr.index
-    elif isinstance(expr, Binary):
-        yield from _registers(expr.left)
-        yield from _registers(expr.right)

@@ -92,6 +92,29 @@ class Wrong:
 
 
 @dataclass(frozen=True)
+class Repair:
+    """One change of a protocol that closes a defect; the checker has tried it.
+
+    Attributes:
+        cost: Its kind, ordered by what it costs at run time (`repairs.candidate.Cost`).
+        closes: The races that it closes, counted from 1.
+        everything: With it the protocol is proved right at the configuration that was asked for.
+        what: The change, with the lines it is about.
+        write: What to write where.
+        tried_at: The configurations at which it was judged.
+        covered: What the proof rests on.
+    """
+
+    cost: int
+    closes: tuple[int, ...]
+    everything: bool
+    what: str
+    write: tuple[str, ...]
+    tried_at: tuple[str, ...]
+    covered: str
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The answer of `lab check`.
 
@@ -109,6 +132,8 @@ class Verdict:
         executions, failing: Executions explored and how many of them failed.
         proof: What the verdict covers and what it does not.
         notes: For each race, its smallest witness, or that none was found.
+        repairs: Single changes that close something, the cheapest first.
+        repairs_tried: How many were tried, and whether all; empty: none was looked for.
         interrupted: Ctrl-C ended it; the rest is what was found until then.
     """
 
@@ -127,6 +152,8 @@ class Verdict:
     failing: int = 0
     proof: str = ""
     notes: tuple[str, ...] = ()
+    repairs: tuple[Repair, ...] = ()
+    repairs_tried: str = ""
     interrupted: bool = False
 
     @property

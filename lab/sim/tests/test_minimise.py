@@ -5,7 +5,7 @@ import pytest
 
 from lab.protocol.library import load
 from lab.protocol.tables import compile_tables
-from lab.protocol.write import RELAXED, SYSTEM, UNCACHED, Declare, Host, protocol
+from lab.protocol.write import ACQUIRE, RELAXED, RELEASE, SYSTEM, UNCACHED, Block, Declare, Host, protocol
 from lab.sim import machine as m
 from lab.sim.check import check, witnesses
 from lab.sim.explore import Engine
@@ -73,3 +73,43 @@ def test_a_race_that_changes_no_value_is_reported_and_said_to_be_benign_so_far()
     verdict = check(benign, executions=100)
     assert verdict.verdict == "race" and len(verdict.races) == 1
     assert any("benign so far" in note for note in verdict.notes)
+
+
+def two_writers(declare: Declare) -> None:
+    for name in ("inbox", "slot"):
+        declare.payload(name, declare.max_elements, UNCACHED)
+    declare.words("sent")
+    declare.words("stray")
+
+
+def rank_0_looks(h: Host) -> None:
+    x, out = h.input(256), h.output(256)
+    h.launch(x, out)
+    h.sync()
+    if h.rank == 0:
+        h.expect(out, x)
+
+
+@protocol(memory=two_writers, blocks=1, bytes=256, world=2, scenarios={"rank_0_looks": rank_0_looks})
+def stray(b: Block) -> None:
+    """Rank 1 sends its input, and then writes into the slot in which rank 0 puts the sum; rank 0 reads after both."""
+    if b.rank == 1:
+        b.copy(b.input, b.on(0).inbox[: b.elements])
+        b.leader.store(b.on(0).sent, 1, RELEASE, SYSTEM)
+        b.copy(b.input, b.on(0).slot[: b.elements])
+        b.leader.store(b.on(0).stray, 1, RELEASE, SYSTEM)
+        return
+    b.leader.wait(b.mine.sent, ">=", 1, ACQUIRE, SYSTEM)
+    b.reduce([b.input, b.mine.inbox[: b.elements]], b.mine.slot[: b.elements])
+    b.leader.wait(b.mine.stray, ">=", 1, ACQUIRE, SYSTEM)
+    b.copy(b.mine.slot[: b.elements], b.output)
+
+
+def test_two_writes_that_nothing_orders_are_shown_by_the_read_after_both():
+    """The read is ordered with both; that it sees the wrong one is the fault of the writes' order."""
+    verdict = check(stray, executions=100)
+    assert verdict.verdict == "wrong" and len(verdict.races) == 1
+    assert (verdict.races[0].first.kind, verdict.races[0].second.kind) == ("write", "write")
+    assert "wrong values with 1 call" in verdict.notes[0]
+    told = "\n".join(verdict.witness)
+    assert "reduce input" in told and "copy input 1 of rank 1 -> slot" in told and "expect output" in told

@@ -24,7 +24,7 @@ from lab.protocol.write import (
     protocol,
 )
 from lab.sim import machine as m
-from lab.sim.check import abort_record
+from lab.sim.failure import abort_record
 from lab.sim.judge import DEFAULT_LIMITS, Basis, Limits, judge_program
 from lab.sim.mutate import Outcome, judge, mutants, score
 from lab.sim.races import execute
@@ -86,7 +86,7 @@ ONE_SHOT = {
     ("drop", "block 0", "flag: fence"): LEADER,
     ("order", "block 0", "flag: fence"): LEADER,
     ("scope", "block 0", "flag: fence"): LEADER,
-    ("swap", "block 0", "flag: fence", "flag: add arrive[p] of rank 0 1"): LEADER,
+    ("swap", "block 0", "flag: fence", "flag: add 1 to arrive[p] of rank 0"): LEADER,
     ("scope", "other", "flag: fence"): CARRIED,
     ("drop", "block 0", "flag: store flags[row 0, 0] of rank 0 = seq"): OWN_ROW,
     ("order", "block 0", "flag: store flags[row 0, 0] of rank 0 = seq"): OWN_ROW,
@@ -97,7 +97,7 @@ ONE_SHOT = {
     ("scope", "other", ": load seqbuf of rank 0"): BOUNDARY,
     ("order", "block 0", "flag: store seqbuf of rank 0 = seq"): BOUNDARY,
     ("scope", "block 0", "flag: store seqbuf of rank 0 = seq"): BOUNDARY,
-    ("swap", "other", "flag: add arrive[p] of rank 0 1", "flag: wait flags[row 0, 1] of rank 0 >= seq"): ONE_SIDE,
+    ("swap", "other", "flag: add 1 to arrive[p] of rank 0", "flag: wait flags[row 0, 1] of rank 0 >= seq"): ONE_SIDE,
     (
         "swap",
         "block 0",
@@ -133,7 +133,7 @@ def two_shot_reason(fault: Fault) -> str | None:
         return BOUNDARY
     if ": fence" in first:
         return LEADER if where == "block 0" else CARRIED if kind == "scope" else None
-    if kind == "swap" and where == "other" and ": add arrive" in first and "wait flags" in second:
+    if kind == "swap" and where == "other" and ": add 1 to arrive" in first and "wait flags" in second:
         return ONE_SIDE
     if kind == "swap" and "store flags" in first and "wait flags" in second:
         return ONE_SIDE

@@ -77,7 +77,7 @@ def test_a_region_without_a_slot_dimension_gets_one(turn):
     assert judge_program(own).verdict == "race"
     changed = with_depth(own, SlotDimension("inbox", -1, 1, turn), 2)
     assert judge_program(changed).proved
-    assert {r.shape for r in changed.regions if r.name == "inbox"} == {(("buffer", 2), ("source", 2))}
+    assert {r.shape for r in changed.regions if r.name == "inbox"} == {(("parity", 2), ("source", 2))}
 
 
 def test_an_address_that_reaches_across_slots_is_left_alone():

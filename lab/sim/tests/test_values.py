@@ -10,7 +10,7 @@ from lab.protocol.library import load
 from lab.protocol.program import Expect
 from lab.protocol.tables import compile_tables
 from lab.sim import machine as m
-from lab.sim.check import wrong_means
+from lab.sim.failure import wrong_means
 from lab.sim.races import Execution, execute
 from lab.sim.tests.reference import Interpreter
 from lab.sim.values import outputs, rank_times_version

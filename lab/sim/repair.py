@@ -1,0 +1,318 @@
+"""Repairs: which single changes of a protocol close a defect, tried by the checker itself.
+
+Each candidate (`lab.sim.repairs`) is made in the program at a small configuration that shows the defect, and what
+comes out is judged like any other program; then again with one call more and with one rank more, so that a change which
+only moves the defect is not praised; then at the configuration that was asked for. A race is closed when it is gone, no
+other kind of race has come, and nothing hangs or gives up. What cannot be judged is not called a repair.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from lab.errors import LabError
+from lab.protocol.program import Program
+from lab.protocol.tables import Tables, compile_tables
+from lab.protocol.write import Config, Protocol
+from lab.sim import machine as m
+from lab.sim.explain import Explainer
+from lab.sim.explore import INTERRUPTED, explore
+from lab.sim.judge import Judgement, Limits, judge_program, judge_report
+from lab.sim.minimise import Key, key_of, smaller
+from lab.sim.races import Execution, RaceReport, find_races
+from lab.sim.repairs.candidate import Candidate
+from lab.sim.repairs.candidates import for_outcome, for_race
+from lab.sim.repairs.waits import blocks_of
+from lab.sim.search import MEMORY_MODELS as SEARCHED
+from lab.sim.verdict import Race, Repair
+
+_AFFORDABLE = 60_000  # operations of a program that is judged at the configuration asked for
+_EXECUTIONS, _STATES, _SECONDS = 100, 100_000, 2.0  # of one judgement
+_HANGS_LOOKED_FOR = 64  # executions
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Defect:
+    """What is to be repaired.
+
+    Attributes:
+        races: The races that were found.
+        kind: The verdict.
+        memory, early_timeout: As the protocol was checked.
+        program: The program that was checked.
+        failing: A failing execution, if there is one.
+        shown: For some races, by their place, a small configuration that shows them.
+    """
+
+    races: tuple[Race, ...]
+    kind: str
+    memory: str
+    early_timeout: float
+    program: Program
+    failing: Execution | None
+    shown: dict[int, Config]
+
+
+@dataclass
+class Repairs:
+    """What was found.
+
+    Attributes:
+        found: Changes that close something, the cheapest first.
+        tried: Candidates tried.
+        unproved: Candidates against which nothing was found and of which nothing was proved.
+        seconds: Time spent.
+        stopped: Why it ended before all were tried; None: it did not.
+    """
+
+    found: list[Repair] = field(default_factory=list)
+    tried: int = 0
+    unproved: int = 0
+    seconds: float = 0.0
+    stopped: str | None = None
+
+    @property
+    def said(self) -> str:
+        """How much was tried, in words."""
+        open_ = f", {self.unproved} held as far as they were explored but were not proved" if self.unproved else ""
+        early = f", not all: stopped after {self.stopped}" if self.stopped else ""
+        return f"{self.tried} single changes tried in {self.seconds:.1f} s{early}{open_}"
+
+
+def find_repairs(
+    protocol: Protocol,
+    config: Config,
+    defect: Defect,
+    seconds: float,
+    seed: int = 0,
+    progress: Progress = lambda tried, found: None,
+) -> Repairs:
+    """Try single changes of a protocol.
+
+    Args:
+        protocol: What was checked.
+        config: At which configuration.
+        defect: What was found.
+        seconds: Time to spend.
+        seed: Of the schedulers.
+        progress: Called with the candidates tried and the repairs found so far.
+
+    Returns:
+        The repairs. Ctrl-C keeps what was found until then.
+    """
+    search = _Search(protocol, config, defect, seconds, seed, progress)
+    try:
+        search.run()
+    except KeyboardInterrupt:
+        search.repairs.stopped = INTERRUPTED
+    search.repairs.seconds = time.perf_counter() - search.started
+    search.repairs.found.sort(key=lambda repair: repair.cost)
+    return search.repairs
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A program in which a change is tried: its configuration and the races it has."""
+
+    config: Config
+    program: Program
+    keys: frozenset[Key]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the program."""
+        return self.program.fingerprint()
+
+
+class _Search:
+    def __init__(
+        self, protocol: Protocol, config: Config, defect: Defect, seconds: float, seed: int, progress: Progress
+    ) -> None:
+        self.protocol, self.config, self.defect, self.progress = protocol, config, defect, progress
+        self.seconds, self.started = seconds, time.perf_counter()
+        self.limits = Limits(
+            executions=_EXECUTIONS,
+            states=_STATES,
+            seconds=_SECONDS,
+            seed=seed,
+            models=tuple(dict.fromkeys((*SEARCHED, defect.memory))),
+            early_timeout=defect.early_timeout,
+        )
+        self.repairs = Repairs()
+        self._asked = _Trial(config, defect.program, frozenset(map(key_of, defect.races)))
+        self._closing: set[str] = set()
+        self._open = False  # whether some judgement of the candidate at hand was left open
+
+    def run(self) -> None:
+        """Go through the defects; each gets its share of the time that is left."""
+        targets: list[int | None] = list(range(len(self.defect.races)))
+        if not targets or self.defect.kind in ("hang", "abort"):
+            targets.append(None)
+        for place, target in enumerate(targets):
+            left = self.seconds - (time.perf_counter() - self.started)
+            self._target(target, time.perf_counter() + left / (len(targets) - place))
+
+    def _target(self, target: int | None, until: float) -> None:
+        trial, candidates = self._prepared(target, until)
+        if trial is None:
+            return
+        key = None if target is None else key_of(self.defect.races[target])
+        others = list(self._others(trial))
+        for candidate in candidates:
+            if time.perf_counter() > until:
+                self.repairs.stopped = f"{self.seconds:g} s"
+                return
+            if self._known(candidate, target) or self._closing.intersection(candidate.unless):
+                continue
+            self.repairs.tried += 1
+            self._open = False
+            if all(self._closes(one, candidate, key) for one in (trial, *others)):
+                self._confirm(candidate, key, (trial, *others), until)
+            self.repairs.unproved += self._open
+            self.progress(self.repairs.tried, len(self.repairs.found))
+
+    def _known(self, candidate: Candidate, target: int | None) -> bool:
+        """Whether a candidate is known to close a race, from another race that it was tried on."""
+        known = (repair for repair in self.repairs.found if repair.what == candidate.what)
+        return any(target is None or target + 1 in repair.closes for repair in known)
+
+    def _prepared(self, target: int | None, until: float) -> tuple[_Trial | None, Iterator[Candidate]]:
+        """A small program that has the defect, and the candidates for it."""
+        if target is None:
+            trial = self._small_failing(until)
+            if trial is None:
+                return None, iter(())
+            regions = [] if self.defect.failing is None else _misread(self.defect.failing)
+            return trial, for_outcome(trial.program, regions, self.defect.memory == "weak")
+        trial = self._small_racing(target, until)
+        if trial is None:
+            return None, iter(())
+        report = find_races(compile_tables(trial.program))
+        same = [race for race in report.races if key_of(race) == key_of(self.defect.races[target])]
+        nearest = min(same, key=lambda race: abs(race.second.call - race.first.call), default=None)
+        return (None, iter(())) if nearest is None else (trial, for_race(trial.program, nearest, report))
+
+    # ---- configurations
+
+    def _trial(self, config: Config) -> _Trial | None:
+        try:
+            self.protocol.accept(config)
+            program = self.protocol.program(config)
+            races = find_races(compile_tables(program)).races
+        except LabError:
+            return None  # a configuration that the protocol refuses shows nothing
+        return _Trial(config, program, frozenset(key_of(race) for race in races))
+
+    def _small_racing(self, target: int, until: float) -> _Trial | None:
+        key = key_of(self.defect.races[target])
+        shown = self.defect.shown.get(target)
+        for config in [shown] if shown else smaller(self.config):
+            trial = self._trial(config)
+            if trial is not None and key in trial.keys:
+                wide = self._trial(self._with_blocks(trial.config))
+                return wide if wide is not None and key in wide.keys else trial
+            if time.perf_counter() > until:
+                break
+        return self._asked
+
+    def _with_blocks(self, config: Config) -> Config:
+        """With a second block that has something to do, if the protocol is asked for with more than one."""
+        if config.blocks != 1 or blocks_of(self.defect.program) == 1:
+            return config
+        sizes = tuple(min(4 * small, asked) for small, asked in zip(config.bytes, self.config.bytes, strict=True))
+        return replace(config, blocks=2, bytes=sizes)
+
+    def _small_failing(self, until: float) -> _Trial | None:
+        for config in (*smaller(self.config), self.config):
+            trial = self._trial(config)
+            if trial is not None and judge_program(trial.program, self.limits).verdict.startswith(self.defect.kind):
+                return trial
+            if time.perf_counter() > until:
+                return None
+        return None
+
+    def _others(self, trial: _Trial) -> Iterator[_Trial]:
+        """One call more, one rank more."""
+        for change in ({"calls": trial.config.calls + 1}, {"world": trial.config.world + 1}):
+            found = self._trial(replace(trial.config, **change))  # type: ignore[arg-type]
+            if found is not None:
+                yield found
+
+    # ---- one candidate
+
+    def _closes(self, trial: _Trial, candidate: Candidate, key: Key | None) -> bool:
+        """Whether a candidate closes the race `key` (None: whatever is wrong) in a program, without a new defect."""
+        report = self._changed(trial, candidate)
+        return report is not None and self._closed(trial, report, key) is not None
+
+    def _changed(self, trial: _Trial, candidate: Candidate) -> RaceReport | None:
+        """The race check of the changed program; None: the change cannot be made there, or changes nothing."""
+        try:
+            program = candidate.change(trial.program)
+            if program is None or program.fingerprint() == trial.fingerprint:
+                return None
+            return find_races(compile_tables(program))
+        except LabError:
+            return None  # it has an address outside its region, say
+
+    def _closed(self, trial: _Trial, report: RaceReport, key: Key | None) -> Judgement | None:
+        """The judgement on a changed program, if the race `key` is closed in it without a new defect."""
+        if key is not None and key in {key_of(race) for race in report.races}:
+            return None
+        judgement = judge_report(report, self.limits)
+        if not judgement.caught:
+            self._open = self._open or not judgement.proved
+            return judgement if judgement.proved else None
+        left = {key_of(race) for race in judgement.races}
+        if key is None or not left or not left <= trial.keys - {key} or self._stuck(report.execution.tables):
+            return None
+        return judgement
+
+    def _stuck(self, tables: Tables) -> bool:
+        """Whether a program that still races elsewhere hangs or gives up."""
+        found = explore(tables, executions=_HANGS_LOOKED_FOR, seed=self.limits.seed)
+        if found.stopped == INTERRUPTED:
+            raise KeyboardInterrupt
+        return bool(found.hangs or found.aborts)
+
+    def _confirm(self, candidate: Candidate, key: Key | None, trials: tuple[_Trial, ...], until: float) -> None:
+        """Judge a candidate that closes the defect in small at the configuration asked for, and keep it."""
+        at = [_said(trial.config) for trial in trials]
+        asked = self._asked
+        races = self.defect.races
+        closes = tuple(k for k, race in enumerate(races, 1) if key_of(race) == key)
+        everything, covered = False, ""
+        if asked.program.n_ops <= _AFFORDABLE and time.perf_counter() < until:
+            report = self._changed(asked, candidate)
+            judgement = None if report is None else self._closed(asked, report, key)
+            if judgement is None:
+                return
+            left = {key_of(race) for race in judgement.races}
+            everything, covered = judgement.proved, judgement.covered if judgement.proved else ""
+            closes = tuple(k for k, race in enumerate(races, 1) if key_of(race) not in left)
+            if asked.config not in [trial.config for trial in trials]:
+                at.append(f"as asked ({_said(asked.config)})")
+        self._closing.add(candidate.what)
+        self.repairs.found.append(
+            Repair(int(candidate.cost), closes, everything, candidate.what, candidate.write, tuple(at), covered)
+        )
+
+
+def _said(config: Config) -> str:
+    blocks = "own grid" if config.blocks is None else f"{config.blocks} block{'s' if config.blocks > 1 else ''}"
+    calls = f"{config.calls} call{'s' if config.calls > 1 else ''}"
+    return f"world {config.world}, {calls}, {blocks}, {max(config.bytes)} bytes"
+
+
+def _misread(execution: Execution) -> list[str]:
+    """Names of the regions in which a read of a failing execution saw what it must not see."""
+    if not execution.state.counts[m.C_WRONG]:
+        return []
+    tables = execution.tables
+    cells = [fault.cell for _, _, fault in Explainer(execution).faults(limit=64)]
+    names = [tables.program.regions[int(tables.cell_region[cell])] for cell in cells]
+    return list(dict.fromkeys(region.name for region in names if region.source is None))
