@@ -40,7 +40,11 @@ def sim(
 def _figures(row: Row) -> str:
     parts = []
     if row.ops_per_s is not None:
-        parts.append(f"{row.ops_per_s / 1e6:7.1f} M ops/s {row.schedules_per_s:>12,.0f} schedules/s")
+        parts.append(f"{row.ops_per_s / 1e6:7.1f} M ops/s")
+    if row.schedules_per_s is not None:
+        parts.append(f"{row.schedules_per_s:>12,.0f} schedules/s")
+    if row.executions is not None:
+        parts.append(f"{row.executions:7.1f} executions, mean")
     if row.states_per_s is not None:
         parts.append(f"{row.states_per_s / 1e6:7.2f} M states/s")
     if row.bytes_per_state is not None:

@@ -39,8 +39,9 @@ def command(
     option: Annotated[list[str] | None, typer.Option("--set", help="An option of the protocol, NAME=VALUE.")] = None,
     memory: Annotated[str, typer.Option(help="Memory model of the exploration: sc, posted or weak.")] = "sc",
     schedulers: Annotated[
-        str, typer.Option(help="What explores: random, pct, run_on, exhaustive (all schedules); with commas.")
-    ] = "random,pct",
+        str,
+        typer.Option(help="What explores: directed (turns races round), random, pct, run_on, exhaustive; with commas."),
+    ] = "directed,random,pct",
     executions: Annotated[int, typer.Option(help="Executions to explore.", min=1)] = 1000,
     deadline: Annotated[float, typer.Option(help="Seconds of exploration, and of search, at most.", min=0)] = 30.0,
     states: Annotated[int | None, typer.Option(help="exhaustive: stop after so many states.", min=1)] = None,

@@ -7,6 +7,7 @@ against either side.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +17,10 @@ from lab.protocol.library import load
 from lab.protocol.tables import Tables, compile_tables
 from lab.sim import machine as m
 from lab.sim import search_rows, search_straight, search_verdict
-from lab.sim.explore import Engine
+from lab.sim.directed import DIRECTED
+from lab.sim.executor import executor
+from lab.sim.explore import Engine, explore
+from lab.sim.first_failure import LAGGING, RANDOM_SCHEDULERS, SEEDS, first_failures
 from lab.sim.promela import missing_tools, promela, run_spin
 from lab.sim.search_models import tables_of
 from lab.sim.straight import straighten
@@ -61,6 +65,7 @@ class Row:
         ops_per_s: Operations of the program (and deliveries) a second.
         schedules_per_s, states_per_s: Whole schedules, distinct states a second.
         us: Microseconds, of a verdict.
+        executions: Executions until the first failing one, the mean over several defects.
         states: States in all.
         bytes_per_state: Memory that grows with a search, over its states.
         limit: What most of the time goes into.
@@ -73,6 +78,7 @@ class Row:
     schedules_per_s: float | None = None
     states_per_s: float | None = None
     us: float | None = None
+    executions: float | None = None
     states: int | None = None
     bytes_per_state: float | None = None
     limit: str = ""
@@ -94,7 +100,7 @@ class Report:
     def document(self) -> dict[str, object]:
         """For JSON: values by engine and model."""
         out: dict[str, object] = {"clock": "processor time, best of slices, one core", "peers": self.peers}
-        for name in ("ops_per_s", "schedules_per_s", "states_per_s", "bytes_per_state", "states", "us"):
+        for name in ("ops_per_s", "schedules_per_s", "states_per_s", "bytes_per_state", "states", "us", "executions"):
             table: dict[str, dict[str, float]] = {}
             for row in self.rows:
                 value = getattr(row, name)
@@ -117,6 +123,9 @@ def measure(seconds: float = 1.0, peers: bool = False) -> Report:
             report.rows += _scheduled(name, tables, memory, seconds)
     report.rows += _machine(seconds)
     report.rows.append(_verdict())
+    report.rows += _explored_by(seconds)
+    for memory in m.MEMORY_MODELS:
+        report.rows += _to_the_first_failure(memory)
     missing = missing_tools()
     if peers and missing:
         report.peers["spin"] = missing
@@ -225,6 +234,56 @@ def _verdict() -> Row:
         best = min(best, time.perf_counter() - started)
     limit = f"{len(verdict.joins)} joins of {verdict.rows.shape[1]} integers, {len(verdict.pairs)} pairs"
     return Row("one-schedule verdict", "two-phase W8 C4", "sc", us=best * 1e6, limit=limit)
+
+
+# ---- exploration
+
+
+def _explored_by(seconds: float) -> list[Row]:
+    """Schedules a second by one thread and by as many as there are cores: wall clock, the best of several slices."""
+    name, protocol, changes = _MACHINE[-1]
+    made = load(protocol)
+    tables = compile_tables(made.program(made.config(**changes)))
+    engine = Engine(tables)
+    count = max(64, int(seconds / _SLICES * _schedule_rate(lambda k, n: engine.batch("random", k, n), 10**6, 0)))
+    rows = []
+    for workers in sorted({1, os.cpu_count() or 1}):
+        with executor(workers=workers) as threads:
+            best = min(
+                explore(tables, schedulers=("random",), executions=workers * count, executor=threads).seconds
+                for _ in range(_SLICES)
+            )
+        rate = workers * count / best
+        rows.append(
+            Row(
+                f"exploration, {workers} worker{'s' if workers > 1 else ''}",
+                name,
+                "sc",
+                schedules_per_s=rate,
+                limit="cores; wall clock",
+            )
+        )
+    return rows
+
+
+def _to_the_first_failure(memory: str) -> list[Row]:
+    """How soon each scheduler meets the published races that make a value wrong."""
+    found = list(first_failures(memory))
+    rows = []
+    for scheduler in (DIRECTED, *RANDOM_SCHEDULERS):
+        counts = [one.executions[scheduler] for one in found if one.defect != LAGGING]
+        lagging = next(one.executions[scheduler] for one in found if one.defect == LAGGING)
+        said = f"{lagging:.0f}" if lagging <= SEEDS else f"none in {SEEDS}"
+        rows.append(
+            Row(
+                f"{scheduler}, first failure",
+                f"{len(counts)} published races",
+                memory,
+                executions=sum(counts) / len(counts),
+                limit=f"most {max(counts):.0f}; lagging rank {said}",
+            )
+        )
+    return rows
 
 
 # ---- searches

@@ -11,6 +11,7 @@ from lab.protocol.tables import Tables, compile_tables
 from lab.protocol.write import Config, Protocol
 from lab.sim import machine as m
 from lab.sim.determinate import holds_under_every_model, why_not_determinate
+from lab.sim.directed import DIRECTED, Plan, plan_of
 from lab.sim.executor import Executor
 from lab.sim.explore import INTERRUPTED, Exploration, explore
 from lab.sim.failure import Failure, failure_of
@@ -25,6 +26,8 @@ from lab.sim.search import SearchResult, search
 from lab.sim.verdict import Race, Verdict
 
 EXHAUSTIVE = "exhaustive"
+SCHEDULERS = (DIRECTED, "random", "pct")
+"""What explores unless others are asked for."""
 SEARCHED = ("sc", "posted")
 
 
@@ -33,7 +36,7 @@ def check(
     config: Config | None = None,
     *,
     memory: str = "sc",
-    schedulers: tuple[str, ...] = ("random", "pct"),
+    schedulers: tuple[str, ...] = SCHEDULERS,
     executions: int = 1000,
     seed: int = 0,
     deadline: float | None = None,
@@ -85,9 +88,12 @@ def check(
     races = report.races if why_not is None else races_of_several(tables, report, seed)
     explorers = tuple(name for name in schedulers if name != EXHAUSTIVE)
     found, searched = Exploration(), None
+    plan = Plan()
+    if races and DIRECTED in explorers:
+        plan = plan_of(tables, memory, [key_of(race) for race in races], seed, first=report)
     if explorers:
         found = explore(
-            tables, memory, explorers, executions, seed, deadline, early_timeout, progress, pct_depth, executor
+            tables, memory, explorers, executions, seed, deadline, early_timeout, progress, pct_depth, executor, plan
         )
     if EXHAUSTIVE in schedulers and found.stopped != INTERRUPTED:
         searched = search(

@@ -19,7 +19,7 @@ from lab.protocol.program import Expect, Fill
 from lab.protocol.tables import Tables
 from lab.sim import machine as m
 from lab.sim.races import Clocks, Execution, accesses, clocks
-from lab.sim.verdict import Access, Wrong, access_of, ranges
+from lab.sim.verdict import Access, Key, Wrong, access_of, key_of_rows, ranges
 
 _WRAP = 1 << 64
 
@@ -85,13 +85,10 @@ class Explainer:
             groups.setdefault(key, []).append((row, item, fault))
         return [self._group(members) for members in groups.values()]
 
-    def race_key(self, fault: Fault) -> tuple[object, ...]:
+    def race_key(self, fault: Fault) -> Key:
         """What `minimise.key_of` gives for the race that shows at a fault."""
         rows = [int(self.execution.log.op[step]) for step in self.racing(fault)]
-        ops = [self.tables.op(row) for row in rows]
-        agents = [self.tables.program.agents[int(self.tables.ops[row, t.AGENT])] for row in rows]
-        lines = tuple(sorted((str(op.site), op.phase) for op in ops))
-        return lines, len({agent.rank for agent in agents}) > 1, len({agent.call for agent in agents}) > 1
+        return key_of_rows(self.tables, rows)
 
     def racing(self, fault: Fault) -> tuple[int, ...]:
         """The steps of the race that shows at a fault.

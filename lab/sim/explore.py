@@ -17,10 +17,13 @@ import numpy as np
 from lab.errors import UnknownNameError
 from lab.protocol.tables import Tables
 from lab.sim import machine as m
+from lab.sim.directed import DIRECTED, Plan, plan_of
 from lab.sim.engines import engine_of
 from lab.sim.executor import Executor, InProcess
+from lab.sim.verdict import Key
 
 SCHEDULERS = {"random": m.RANDOM, "pct": m.PCT, "run_on": m.RUN_ON}
+NAMES = (DIRECTED, *SCHEDULERS)
 INTERRUPTED = "Ctrl-C"
 _ITEM_SECONDS = 0.1  # that a range of seeds should take: the longest wait for a deadline or Ctrl-C
 _FIRST_ITEM, _LARGEST_ITEM = 4, 1 << 14  # seeds of a range before its speed is known, and at most
@@ -35,6 +38,7 @@ class Exploration:
         failure: (scheduler, seed, choices) of the failing execution with the lowest seed; where several schedulers
             fail at that seed, of the one named first.
         stopped: Why it ended early (Ctrl-C, deadline); None when the budget was used up.
+        tried: For each kind of race that `directed` turns round, the executions that did.
         lost: The executions that are missing because their workers died, and why.
         ops: Operations executed.
         seconds: Time spent.
@@ -46,6 +50,7 @@ class Exploration:
     aborts: int = 0
     failure: tuple[str, int, np.ndarray] | None = None
     stopped: str | None = None
+    tried: dict[Key, int] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
     ops: int = 0
     seconds: float = 0.0
@@ -104,7 +109,7 @@ class Engine:
 
 
 class Seeds(NamedTuple):
-    """Executions to run: `count` seeds of one scheduler from `first` on."""
+    """Executions to run: `count` seeds of one scheduler from `first` on; of `directed`, schedules of the plan."""
 
     scheduler: str
     first: int
@@ -119,6 +124,7 @@ class _Batches:
     memory: str
     early_timeout: int
     pct_depth: int
+    plan: Plan
 
     def start(self) -> Callable[[Seeds], tuple[np.ndarray, float]]:
         """An engine that runs ranges of seeds: the totals, and the seconds that it took."""
@@ -127,7 +133,10 @@ class _Batches:
 
         def run(seeds: Seeds) -> tuple[np.ndarray, float]:
             started = time.perf_counter()
-            totals = engine.batch(seeds.scheduler, seeds.first, seeds.count, self.early_timeout, self.pct_depth)
+            if seeds.scheduler == DIRECTED:
+                totals = self.plan.batch(engine, seeds.first, seeds.count)
+            else:
+                totals = engine.batch(seeds.scheduler, seeds.first, seeds.count, self.early_timeout, self.pct_depth)
             return totals, time.perf_counter() - started
 
         return run
@@ -144,13 +153,16 @@ def explore(
     progress: Callable[[Exploration], None] | None = None,
     pct_depth: int = m.PCT_DEPTH,
     executor: Executor | None = None,
+    plan: Plan | None = None,
 ) -> Exploration:
     """Run `executions` executions, shared evenly between `schedulers`; Ctrl-C ends it and keeps what was found.
+
+    `directed` turns races round (see `directed.py`). It takes no more than its plan has; the others share the rest.
 
     Args:
         tables: The program to run.
         memory: Memory model.
-        schedulers: Names of SCHEDULERS.
+        schedulers: Names of SCHEDULERS, and `directed`.
         executions: Executions in all.
         seed: First seed.
         deadline: Seconds after which it stops; None: no limit.
@@ -158,21 +170,24 @@ def explore(
         progress: Called after each range of seeds.
         pct_depth: Of PCT, one more than its changes of priority (see `machine.run`).
         executor: Who runs them; None: this thread. The result is the same.
+        plan: Of `directed`; None: one for all races that show in some executions.
 
     Raises:
         LabError: There is no such scheduler or depth.
     """
     for name in schedulers:
-        if name not in SCHEDULERS:
-            raise UnknownNameError("scheduler", name, SCHEDULERS)
-    task = _Batches(tables, memory, int(early_timeout * 2**32), pct_depth)
-    found = Exploration(by_scheduler=dict.fromkeys(schedulers, 0))
-    shares = {name: executions // len(schedulers) for name in schedulers}
-    for name in schedulers[: executions % len(schedulers)]:
-        shares[name] += 1
+        if name not in NAMES:
+            raise UnknownNameError("scheduler", name, NAMES)
+    started = time.perf_counter()
+    if DIRECTED not in schedulers:
+        plan = Plan()
+    elif plan is None:
+        plan = plan_of(tables, memory, seed=seed, limit=executions)
+    shares = _shares(schedulers, executions, len(plan))
+    task = _Batches(tables, memory, int(early_timeout * 2**32), pct_depth, plan)
+    found = Exploration(by_scheduler=dict.fromkeys(schedulers, 0), tried=plan.tried(0))
     pace = _Pace()
     first: tuple[int, int] | None = None
-    started = time.perf_counter()
     try:
         with closing((executor or InProcess()).unordered(task, _ranges(shares, seed, pace))) as results:
             for done in results:
@@ -183,7 +198,8 @@ def explore(
                 pace.learn(done.item.count, took)
                 _add(found, done.item.scheduler, totals)
                 if totals[m.T_FIRST] >= 0:
-                    failing = int(totals[m.T_FIRST]), schedulers.index(done.item.scheduler)
+                    offset = 0 if done.item.scheduler == DIRECTED else seed
+                    failing = int(totals[m.T_FIRST]) - offset, schedulers.index(done.item.scheduler)
                     first = failing if first is None else min(first, failing)
                 found.seconds = time.perf_counter() - started
                 if progress:
@@ -194,11 +210,33 @@ def explore(
     except KeyboardInterrupt:
         found.stopped = INTERRUPTED
     if first is not None:
-        name = schedulers[first[1]]
-        choices = Engine(tables, memory).choices(name, first[0], task.early_timeout, pct_depth)
-        found.failure = (name, first[0], choices)
+        found.failure = _failure(task, schedulers[first[1]], first[0], seed)
+    found.tried = plan.tried(found.by_scheduler.get(DIRECTED, 0))
     found.seconds = time.perf_counter() - started
     return found
+
+
+def _shares(schedulers: tuple[str, ...], executions: int, planned: int) -> dict[str, int]:
+    """Executions of each scheduler: as even as the plan of `directed` allows."""
+    shares = {name: executions // len(schedulers) for name in schedulers}
+    for name in schedulers[: executions % len(schedulers)]:
+        shares[name] += 1
+    others = [name for name in schedulers if name != DIRECTED]
+    spare = max(0, shares.get(DIRECTED, 0) - planned)
+    if spare:
+        shares[DIRECTED] = planned
+    for number, name in enumerate(others):
+        shares[name] += spare // len(others) + (number < spare % len(others))
+    return shares
+
+
+def _failure(task: _Batches, scheduler: str, number: int, seed: int) -> tuple[str, int, np.ndarray]:
+    """The execution `number` of a scheduler, counted from 0, as `Exploration.failure`."""
+    engine = Engine(task.tables, task.memory)
+    if scheduler == DIRECTED:
+        return scheduler, number, engine.follow(task.plan.choices(number))[1]
+    choices = engine.choices(scheduler, seed + number, task.early_timeout, task.pct_depth)
+    return scheduler, seed + number, choices
 
 
 class _Pace:
@@ -219,7 +257,7 @@ def _ranges(shares: dict[str, int], seed: int, pace: _Pace) -> Iterator[Seeds]:
         for name, share in shares.items():
             count = min(pace.count, share - given[name])
             if count:
-                yield Seeds(name, seed + given[name], count)
+                yield Seeds(name, given[name] + (0 if name == DIRECTED else seed), count)
                 given[name] += count
 
 

@@ -11,14 +11,15 @@ from lab.errors import LabError
 from lab.protocol.tables import Tables, compile_tables
 from lab.protocol.write import Config, Protocol
 from lab.sim import machine as m
+from lab.sim.directed import plan_of
 from lab.sim.explain import Explainer, Fault
 from lab.sim.explore import Engine
-from lab.sim.races import Execution, execute, find_races
+from lab.sim.races import Execution, RaceReport, execute, find_races
 from lab.sim.schedule import Schedule
-from lab.sim.verdict import Race
+from lab.sim.verdict import Key, Race
 
-Key = tuple[object, ...]
-_SEARCH = 256  # executions spent on a configuration before it counts as not failing
+_SEARCH = 256  # executions of each random scheduler on a configuration before it counts as not failing
+_DIRECTED = 64  # executions before those that turn the race round
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,7 @@ class Witness:
 
 
 def key_of(race: Race) -> Key:
-    """What makes two races of different configurations the same.
-
-    The source lines and phases of both accesses, and whether they belong to different ranks and to different calls.
-    """
+    """The key of a race."""
     lines = tuple(sorted(((race.first.line, race.first.phase), (race.second.line, race.second.phase))))
     return lines, race.first.rank != race.second.rank, race.first.call != race.second.call
 
@@ -102,18 +100,27 @@ def _witness(protocol: Protocol, config: Config, memory: str, key: Key, seed: in
         tables = compile_tables(protocol.program(config))
     except LabError:
         return None  # a configuration that the protocol refuses is no witness
-    if key not in {key_of(race) for race in find_races(tables).races}:
+    report = find_races(tables)
+    if key not in {key_of(race) for race in report.races}:
         return None
     engine = Engine(tables, memory)
-    for scheduler, count in (("run_on", 1), ("pct", _SEARCH), ("random", _SEARCH)):
-        for k in range(seed, seed + count):
-            totals = engine.batch(scheduler, k, 1)
-            if totals[m.T_WRONG] == 0:
-                continue
-            witness = _explained(tables, config, memory, engine.choices(scheduler, k), key)
+    for choices in _tried(engine, report, key, seed):
+        if engine.wrong:
+            witness = _explained(tables, config, memory, choices, key)
             if witness is not None:
                 return witness
     return None
+
+
+def _tried(engine: Engine, report: RaceReport, key: Key, seed: int) -> Iterator[np.ndarray]:
+    """Run executions that may show a race and yield the choices of each: those that turn it round, then random ones."""
+    plan = plan_of(engine.tables, engine.memory, [key], seed, _DIRECTED, report)
+    for number in range(len(plan)):
+        yield engine.follow(plan.choices(number))[1]
+    for scheduler, count in (("run_on", 1), ("pct", _SEARCH), ("random", _SEARCH)):
+        for k in range(seed, seed + count):
+            if engine.batch(scheduler, k, 1)[m.T_WRONG]:
+                yield engine.choices(scheduler, k)
 
 
 def _explained(tables: Tables, config: Config, memory: str, choices: np.ndarray, key: Key) -> Witness | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lab.protocol.program import Program, Wait
+from lab.sim.directed import DIRECTED
 from lab.sim.explore import Exploration
 from lab.sim.search import SearchResult
 
@@ -34,7 +35,7 @@ def proof(
     which = "one execution" if raced == 1 else f"{raced} executions"
     covered = [f"race check: every pair of conflicting accesses of {which}, by vector clocks"]
     if found.by_scheduler:
-        schedules = ", ".join(f"{count} {name}" for name, count in found.by_scheduler.items())
+        schedules = ", ".join(f"{count} {name}{_turned(found, name)}" for name, count in found.by_scheduler.items())
         stopped = f" (stopped early: {found.stopped})" if found.stopped else ""
         lost = f" (lost: {', '.join(found.lost)})" if found.lost else ""
         covered.append(f"explored: {schedules} executions under {memory}{stopped}{lost}")
@@ -47,6 +48,13 @@ def proof(
     else:
         covered.append(f"one execution does not stand for all: {why_not}")
     return f"{'; '.join(covered)}; not covered: {'; '.join(_limits(program, why_not, searched))}"
+
+
+def _turned(found: Exploration, name: str) -> str:
+    """How many directed executions turned each race round; empty for other schedulers."""
+    if name != DIRECTED or not found.tried:
+        return ""
+    return f" ({', '.join(f'{count} for race {number}' for number, count in enumerate(found.tried.values(), 1))})"
 
 
 def _limits(program: Program, why_not: str | None, searched: SearchResult | None) -> Iterator[str]:

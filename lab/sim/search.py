@@ -25,15 +25,16 @@ import numpy as np
 from lab.errors import LabError, UnknownNameError
 from lab.protocol import tables as t
 from lab.protocol.tables import Tables
-from lab.sim import machine as m
 from lab.sim import search_rows as rows
 from lab.sim import search_straight as walks
+from lab.sim.directed import plan_for
+from lab.sim.explore import Engine
 from lab.sim.straight import NotStraightError, Straight, straighten
 
 MEMORY_MODELS = ("sc", "posted")
 INTERRUPTED = "Ctrl-C"
 _WALK_CHUNK, _ROWS_CHUNK = 1 << 20, 1 << 13  # states between looks at the clock
-_DIRECTED = 512  # racing pairs turned round before the states are searched
+_DIRECTED = 512  # schedules that turn racing pairs round before the states are searched
 _ENGINES = ("counters", "one schedule", "rows")
 
 
@@ -196,13 +197,13 @@ def _before_the_states(straight: Straight | None, reduce: bool, stop: bool, limi
 
 
 def _turned_round(straight: Straight) -> np.ndarray | None:
-    """A failing schedule that makes the later step of a racing pair first, with what must precede it; None: none."""
-    s = straight.execution.static
-    state, log = m.new_state(s, straight.tables.registers), m.new_log(s, m.LEVEL_NONE)
-    for later in np.unique(straight.racing_pairs()[:, 1])[:_DIRECTED]:
-        choices = straight.schedule(straight.clock[later])
-        m.run(s, state, log, m.REPLAY, choices=choices)
-        if state.counts[m.C_WRONG]:
+    """A failing schedule that turns a racing pair round; None: none of those tried fails."""
+    event = straight.event
+    plan = plan_for(straight.execution, event[straight.racing_pairs()], _DIRECTED)
+    engine = Engine(straight.tables, straight.memory)
+    for number in range(len(plan)):
+        _, choices = engine.follow(plan.choices(number))
+        if engine.wrong:
             return choices
     return None
 

@@ -35,6 +35,21 @@ def access_of(tables: Tables, row: int, kind: str) -> Access:
     return Access(agent.rank, agent.block, agent.call, position, kind, op.phase, str(op.site), text, agent.name)
 
 
+Key = tuple[object, ...]
+"""What makes two races of different executions or configurations the same.
+
+The source lines and phases of both accesses, and whether they belong to different ranks and to different calls.
+"""
+
+
+def key_of_rows(tables: Tables, rows: list[int]) -> Key:
+    """The key of a race between the operations at `rows` of the tables."""
+    ops = [tables.op(row) for row in rows]
+    agents = [tables.program.agents[int(tables.ops[row, AGENT])] for row in rows]
+    lines = tuple(sorted((str(op.site), op.phase) for op in ops))
+    return lines, len({agent.rank for agent in agents}) > 1, len({agent.call for agent in agents}) > 1
+
+
 @dataclass(frozen=True)
 class Race:
     """Two accesses to the same elements, at least one a write, that no synchronisation orders.

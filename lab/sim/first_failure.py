@@ -1,0 +1,65 @@
+"""How soon a scheduler meets a defect: executions until the first failing one, over the published races."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from lab.protocol.published import ENTRIES
+from lab.protocol.tables import Tables, compile_tables
+from lab.sim import machine as m
+from lab.sim.directed import DIRECTED, plan_of
+from lab.sim.explore import Engine
+from lab.sim.search_models import tables_of
+
+LAGGING = "lagging rank"
+RANDOM_SCHEDULERS = ("random", "pct")
+SEEDS = 2000
+"""Seeds of a random scheduler from which its mean is taken."""
+
+
+@dataclass(frozen=True)
+class FirstFailure:
+    """Executions until the first failing one.
+
+    Attributes:
+        defect: A report of the catalogue, or LAGGING.
+        memory: The memory model.
+        executions: By scheduler: of `directed`, which fails first, counted from 1; of the others, the mean over SEEDS
+            seeds, which is more than SEEDS (infinite) where none of them fails.
+    """
+
+    defect: str
+    memory: str
+    executions: dict[str, float]
+
+
+def first_failures(memory: str) -> Iterator[FirstFailure]:
+    """Each published defect in which a race makes a value wrong under `memory`, and the lagging rank of three."""
+    for entry in ENTRIES:
+        protocol, config = entry.defective()
+        found = _first(entry.id, compile_tables(protocol.program(config)), memory)
+        if found is not None:
+            yield found
+    lagging = _first(LAGGING, tables_of("lagging", 3, 8), memory)
+    if lagging is not None:
+        yield lagging
+
+
+def _first(defect: str, tables: Tables, memory: str) -> FirstFailure | None:
+    """None: nothing races, or no scheduler finds a wrong value."""
+    plan = plan_of(tables, memory)
+    if not len(plan):
+        return None
+    engine = Engine(tables, memory)
+    turned = plan.batch(engine, 0, len(plan))
+    executions = {DIRECTED: turned[m.T_FIRST] + 1.0 if turned[m.T_FIRST] >= 0 else np.inf}
+    for scheduler in RANDOM_SCHEDULERS:
+        totals = engine.batch(scheduler, 0, SEEDS)
+        failing = max(totals[m.T_WRONG], totals[m.T_HANGS], totals[m.T_ABORTS])
+        executions[scheduler] = SEEDS / failing if failing else np.inf
+    if not np.isfinite(list(executions.values())).any():
+        return None
+    return FirstFailure(defect, memory, {name: float(count) for name, count in executions.items()})
