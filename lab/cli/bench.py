@@ -22,10 +22,19 @@ def sim(
     peers: Annotated[bool, typer.Option(help="Also run SPIN on the searched models, where it is installed.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
-    """Operations, schedules and states per second on one core, what limits them, and SPIN beside them."""
+    """Operations, schedules and states per second on one core, what limits them, and SPIN beside them.
+
+    Then how many executions each scheduler needs to meet the races of the catalogue.
+    """
+    from lab.protocol.published import ENTRIES
+    from lab.protocol.tables import compile_tables
     from lab.sim.bench import measure
 
-    report = measure(seconds, peers)
+    defects = {}
+    for entry in ENTRIES:
+        protocol, config = entry.defective()
+        defects[entry.id] = compile_tables(protocol.program(config))
+    report = measure(seconds, peers, defects)
     if json:
         emit_json(report.document())
         return

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from lab.protocol import tables as t
@@ -114,8 +114,14 @@ class Report:
         }
 
 
-def measure(seconds: float = 1.0, peers: bool = False) -> Report:
-    """Measure every engine for about `seconds` a row, after compilation; with `peers` SPIN too, if installed."""
+def measure(seconds: float = 1.0, peers: bool = False, defects: Mapping[str, Tables] | None = None) -> Report:
+    """Measure every engine, after compilation.
+
+    Args:
+        seconds: About so long for each row.
+        peers: SPIN too, if it is installed.
+        defects: Programs by name, for which to count the executions until the first failing one.
+    """
     report = Report()
     for name, protocol, world, calls, options in _SCHEDULED:
         tables = tables_of(protocol, world, calls, **options)
@@ -124,8 +130,8 @@ def measure(seconds: float = 1.0, peers: bool = False) -> Report:
     report.rows += _machine(seconds)
     report.rows.append(_verdict())
     report.rows += _explored_by(seconds)
-    for memory in m.MEMORY_MODELS:
-        report.rows += _to_the_first_failure(memory)
+    for memory in m.MEMORY_MODELS if defects else ():
+        report.rows += _to_the_first_failure(defects, memory)
     missing = missing_tools()
     if peers and missing:
         report.peers["spin"] = missing
@@ -266,9 +272,9 @@ def _explored_by(seconds: float) -> list[Row]:
     return rows
 
 
-def _to_the_first_failure(memory: str) -> list[Row]:
-    """How soon each scheduler meets the published races that make a value wrong."""
-    found = list(first_failures(memory))
+def _to_the_first_failure(defects: Mapping[str, Tables], memory: str) -> list[Row]:
+    """How soon each scheduler meets the races that make a value wrong."""
+    found = list(first_failures(defects, memory))
     rows = []
     for scheduler in (DIRECTED, *RANDOM_SCHEDULERS):
         counts = [one.executions[scheduler] for one in found if one.defect != LAGGING]
@@ -277,7 +283,7 @@ def _to_the_first_failure(memory: str) -> list[Row]:
         rows.append(
             Row(
                 f"{scheduler}, first failure",
-                f"{len(counts)} published races",
+                f"{len(counts)} races",
                 memory,
                 executions=sum(counts) / len(counts),
                 limit=f"most {max(counts):.0f}; lagging rank {said}",

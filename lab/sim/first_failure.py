@@ -1,14 +1,13 @@
-"""How soon a scheduler meets a defect: executions until the first failing one, over the published races."""
+"""How soon a scheduler meets a defect: executions until the first failing one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from lab.protocol.published import ENTRIES
-from lab.protocol.tables import Tables, compile_tables
+from lab.protocol.tables import Tables
 from lab.sim import machine as m
 from lab.sim.directed import DIRECTED, plan_of
 from lab.sim.explore import Engine
@@ -25,7 +24,7 @@ class FirstFailure:
     """Executions until the first failing one.
 
     Attributes:
-        defect: A report of the catalogue, or LAGGING.
+        defect: Its name.
         memory: The memory model.
         executions: By scheduler: of `directed`, which fails first, counted from 1; of the others, the mean over SEEDS
             seeds, which is more than SEEDS (infinite) where none of them fails.
@@ -36,16 +35,12 @@ class FirstFailure:
     executions: dict[str, float]
 
 
-def first_failures(memory: str) -> Iterator[FirstFailure]:
-    """Each published defect in which a race makes a value wrong under `memory`, and the lagging rank of three."""
-    for entry in ENTRIES:
-        protocol, config = entry.defective()
-        found = _first(entry.id, compile_tables(protocol.program(config)), memory)
+def first_failures(defects: Mapping[str, Tables], memory: str) -> Iterator[FirstFailure]:
+    """Each of the defects in which a race makes a value wrong under `memory`, and the lagging rank of three."""
+    for name, tables in {**defects, LAGGING: tables_of("lagging", 3, 8)}.items():
+        found = _first(name, tables, memory)
         if found is not None:
             yield found
-    lagging = _first(LAGGING, tables_of("lagging", 3, 8), memory)
-    if lagging is not None:
-        yield lagging
 
 
 def _first(defect: str, tables: Tables, memory: str) -> FirstFailure | None:
