@@ -33,7 +33,7 @@ test: $(VENV)/.installed-test
 
 # mypy holds the parts that are plain Python; compiled code resists it.
 TYPED := lab/__init__.py lab/errors.py lab/protocol
-DEVICE_CODE := $(wildcard lab/kernels/hip/*.hip lab/kernels/hip/*.hpp)
+DEVICE_CODE := $(shell find lab/kernels -name "*.hip" -o -name "*.hpp")
 
 check: $(VENV)/.installed-check
 	$(BIN)/ruff check .
