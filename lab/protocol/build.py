@@ -31,6 +31,8 @@ class Builder:
     agents: list[Agent] = field(default_factory=list)
     before: dict[tuple[int, int], list[tuple[Buffer, int]]] = field(default_factory=dict)
     kernels: list[Kernel] = field(default_factory=list)
+    events: dict[tuple[int, int], list[tuple[Buffer, int]]] = field(default_factory=dict)
+    waited: dict[tuple[int, int], list[tuple[Buffer, int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.options: dict[str, Any] = dict(self.config.options)
@@ -115,6 +117,23 @@ class Builder:
         """
         return self.before.get((rank, stream), [])
 
+    def ahead(self, rank: int, stream: int) -> list[tuple[Buffer, int]]:
+        """All that is on the stream and may still run: its kernels, and those of streams that it waits for."""
+        return self.running(rank, stream) + self.events.get((rank, stream), [])
+
+    def join(self, rank: int, stream: int, other: int) -> None:
+        """Let the next kernel of `stream` wait for what is on `other` now."""
+        self.events.setdefault((rank, stream), []).extend(self.ahead(rank, other))
+
+    def _starts_after(self, rank: int, stream: int, overlap: bool) -> list[tuple[Buffer, int]]:
+        """What a kernel that is launched now waits for before it starts.
+
+        One that overlaps the kernel ahead starts when that one has started, so it waits for what that one waited for.
+        """
+        known = self.waited.get((rank, stream), []) if overlap else self.running(rank, stream)
+        self.waited[rank, stream] = known + self.events.pop((rank, stream), [])
+        return self.waited[rank, stream]
+
     def _launched(self, rank: int, stream: int, overlap: bool, done: Buffer, agents: int) -> None:
         before = self.running(rank, stream) if overlap else []
         self.before[rank, stream] = [*before, (done, agents)]
@@ -123,6 +142,7 @@ class Builder:
         """Record the blocks of a launch; returns the word with which the host starts them."""
         agents = launch.blocks * self.config.waves
         go, done = self._launch_words(rank, sequence)
+        after = self._starts_after(rank, launch.stream, launch.overlap)
         turns = self._turns(Kernel(rank, launch.stream, launch.overlap, launch.blocks, self.config.waves), sequence)
         for block in range(launch.blocks):
             shared = None
@@ -135,7 +155,7 @@ class Builder:
                 b = Block(self, recorder, rank, call, block, launch)
                 if shared is not None:
                     b.as_wave(wave, shared)
-                self._preamble(b, recorder, go, launch, turns[block], wave)
+                self._preamble(b, recorder, go, after, turns[block], wave)
                 launch.kernel(b)
                 self._epilogue(recorder, done, turns[block], wave)
                 kind = "block" if shared is None else "wave"
@@ -154,7 +174,7 @@ class Builder:
         launch = Launch(lambda b: None, None, None, 0, 1, 1, stream, False, {})
         b = Block(self, recorder, rank, call, 0, launch)
         (turn,) = self._turns(Kernel(rank, stream, False, 1), sequence)
-        self._preamble(b, recorder, go, launch, turn, 0)
+        self._preamble(b, recorder, go, self._starts_after(rank, stream, False), turn, 0)
         b.phase(phase)
         recorder.emit(kind, mapping=WHOLE, **fields)
         self._epilogue(recorder, done, turn, 0)
@@ -172,10 +192,12 @@ class Builder:
         self.kernels.append(kernel)
         return self.dispatch.turns(kernel, sequence)
 
-    def _preamble(self, b: Block, recorder: Recorder, go: Buffer, launch: Launch, turn: Turn | None, wave: int) -> None:
+    def _preamble(
+        self, b: Block, recorder: Recorder, go: Buffer, after: list[tuple[Buffer, int]], turn: Turn | None, wave: int
+    ) -> None:
         b.phase("launch")
         b.after_kernel(go, 1)
-        for done, agents in [] if launch.overlap else self.running(b.rank, launch.stream):
+        for done, agents in after:
             b.after_kernel(done, agents)
         if turn is not None:
             turn.start(recorder, wave)

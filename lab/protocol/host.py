@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from lab.protocol.block import Block, Launch
@@ -82,7 +82,8 @@ class Host(Verbs):
     ) -> Launch:
         """Launch the protocol's kernel (or `kernel`) on a stream; returns what was launched, for `replay`.
 
-        `overlap` lets it start before the kernel ahead of it on the stream has ended (programmatic dependent launch).
+        `overlap` lets it start before the kernel ahead of it on the stream has ended (programmatic dependent launch),
+        though not before what that kernel itself had to wait for.
         """
         launch = self.capture(
             input, output, kernel=kernel, nbytes=nbytes, blocks=blocks, stream=stream, overlap=overlap, args=args
@@ -130,9 +131,18 @@ class Host(Verbs):
         source, span = (self.rank, self._version), span_of(buffer)
         self._stream_kernel(stream, Fill, "produce", dst=span, source=source, constant=span.region.constant)
 
-    def consume(self, output: View | Buffer, version: int | None = None, stream: int = 0) -> None:
-        """A kernel on the stream that reads `output`; due is the sum of the inputs of `version` (None: the last)."""
-        due = self._due(version)
+    def consume(
+        self,
+        output: View | Buffer,
+        version: int | None = None,
+        stream: int = 0,
+        of: Iterable[int] | None = None,
+    ) -> None:
+        """A kernel on the stream that reads `output`; due is the sum of the inputs of `version` (None: the last).
+
+        `of`: the ranks whose inputs are due; None: all.
+        """
+        due = self._due(version, of)
         self._stream_kernel(stream, Expect, "consume", span=span_of(output), due=due, constant=False)
 
     def fill(self, buffer: View | Buffer, poison: bool = False) -> None:
@@ -143,17 +153,21 @@ class Host(Verbs):
         span = span_of(buffer)
         self._emit(Fill, dst=span, source=source, constant=span.region.constant, mapping=WHOLE)
 
-    def expect(self, output: View | Buffer, input: View | Buffer) -> None:
-        """The host compares `output` with the sum of all ranks' `input`, element by element."""
-        self._compare(output, input, None)
+    def expect(self, output: View | Buffer, input: View | Buffer, of: Iterable[int] | None = None) -> None:
+        """The host compares `output` with the sum of all ranks' `input`, element by element.
 
-    def differs(self, output: View | Buffer, input: View | Buffer) -> Reg:
+        `of`: the ranks whose inputs are due, where that is not all: `h.expect(out[j * n : (j + 1) * n], x, of=[j])` for
+        each j is an allgather.
+        """
+        self._compare(output, input, of, None)
+
+    def differs(self, output: View | Buffer, input: View | Buffer, of: Iterable[int] | None = None) -> Reg:
         """Like `expect`; returns 1 if any element differs, else 0."""
         dst = self._register(None)
-        self._compare(output, input, dst.index)
+        self._compare(output, input, of, dst.index)
         return dst
 
-    def _compare(self, output: View | Buffer, input: View | Buffer, dst: int | None) -> None:
+    def _compare(self, output: View | Buffer, input: View | Buffer, of: Iterable[int] | None, dst: int | None) -> None:
         read, given = span_of(output), span_of(input)
         if read.length != given.length:
             raise ProtocolError(
@@ -169,7 +183,7 @@ class Host(Verbs):
         self._emit(
             Expect,
             span=read,
-            due=self._due(given.region.source[1]),
+            due=self._due(given.region.source[1], of),
             constant=given.region.constant,
             mapping=WHOLE,
             first=given.start.value,
@@ -178,8 +192,12 @@ class Host(Verbs):
 
     def sync(self, stream: int = 0) -> None:
         """Wait until everything launched on the stream is done."""
-        for done, agents in self._builder.running(self.rank, stream):
+        for done, agents in self._builder.ahead(self.rank, stream):
             self.wait(done, ">=", agents, ACQUIRE, SYSTEM)
+
+    def wait_stream(self, stream: int, other: int) -> None:
+        """An event: what is launched on `stream` from now on starts after all that is on `other` so far."""
+        self._builder.join(self.rank, stream, other)
 
     def barrier(self) -> None:
         """A barrier of all hosts."""
@@ -190,9 +208,16 @@ class Host(Verbs):
         )
         self.wait(counter, ">=", self._barriers * self.world, ACQUIRE, SYSTEM)
 
-    def _due(self, version: int | None) -> tuple[tuple[int, int], ...]:
+    def _due(self, version: int | None, of: Iterable[int] | None = None) -> tuple[tuple[int, int], ...]:
         wanted = self._version if version is None else version
-        return tuple((rank, wanted) for rank in range(self.world))
+        ranks = list(range(self.world) if of is None else of)
+        if not ranks or any(not isinstance(rank, int) or not 0 <= rank < self.world for rank in ranks):
+            raise ProtocolError(
+                f"`of` names some of the ranks 0 to {self.world - 1}, whose inputs are due",
+                value=ranks,
+                site=user_site(),
+            )
+        return tuple((rank, wanted) for rank in ranks)
 
     def _stream_kernel(self, stream: int, kind: type, phase: str, **fields: object) -> None:
         self._kernels += 1

@@ -446,7 +446,9 @@ class Expect(Op):
 
     def describe(self) -> str:
         """See `Op.describe`."""
-        return f"expect {self.span} = sum over ranks of input version {self.due[0][1]}"
+        ranks = ", ".join(str(rank) for rank, _ in self.due)
+        whose = f"sum over ranks {ranks} of input" if len(self.due) > 1 else f"input of rank {ranks},"
+        return f"expect {self.span} = {whose} version {self.due[0][1]}"
 
 
 @dataclass(frozen=True)

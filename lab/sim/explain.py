@@ -202,6 +202,12 @@ class Explainer:
         """What the read at fault should have seen, in words."""
         if fault.due is not None:
             return self.holder(fault.due)
+        compared = self.tables.op(int(self.execution.log.op[fault.chain[-1]]))
+        ranks = [rank for rank, _ in compared.due] if isinstance(compared, Expect) else []
+        if len(ranks) == 1:
+            return f"the input of rank {ranks[0]} of this call"
+        if ranks and len(ranks) < self.tables.program.world:
+            return f"the sum of the inputs of ranks {', '.join(map(str, ranks))} of this call"
         return "the sum of all ranks' inputs of this call"
 
     def _place(self, fault: Fault) -> str:
