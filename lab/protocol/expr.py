@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 
@@ -141,15 +141,24 @@ class Const(Expr):
 
 @dataclass(eq=False)
 class Values:
-    """The words that a register can hold: `least` to `most`, both included. It widens with each assignment.
+    """The words that a register can hold: `least` to `most`, both included. They widen with each assignment.
 
-    `fixed`: something was laid out for these words, so it may not. `derived`: what another register holds follows.
+    `fixed`: something was laid out for these words, so they may not. `feeds`: what other registers hold of expressions
+    in this one.
     """
 
     least: int
     most: int
     fixed: bool = False
-    derived: bool = False
+    feeds: list[tuple[Values, Expr]] = field(default_factory=list)
+
+    def holds(self, words: range) -> bool:
+        """Whether all `words` are among these."""
+        return self.least <= words[0] and words[-1] <= self.most
+
+    def widen(self, words: range) -> None:
+        """Let `words` be among these."""
+        self.least, self.most = min(self.least, words[0]), max(self.most, words[-1])
 
 
 @dataclass(frozen=True, eq=False)

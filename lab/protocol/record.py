@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lab.protocol.errors import ProtocolError, user_site
-from lab.protocol.expr import MOST_VALUES, Binary, Expr, Reg, Values, range_of, registers_of, word
+from lab.protocol.expr import MASK, MOST_VALUES, Binary, Expr, Reg, Values, range_of, registers_of, word
 from lab.protocol.layout import Buffer, View
 from lab.protocol.program import (
     Branch,
@@ -241,18 +241,13 @@ class Verbs:
     def assign(self, dst: Reg, value: Expr | int) -> None:
         """Compute `value` into the register `dst`, which a `let` made."""
         expr = word(value)
-        known, new = dst.values, range_of(expr)
-        late = self._recorder is not None and self._recorder.handling
-        held = known is not None and (known.fixed or (late and known.derived))
-        if known is not None and held and (new[0] < known.least or new[-1] > known.most):
-            raise ProtocolError(
-                f"{dst.name} stays below {known.most + 1}, so that it may index a region; this value may not",
-                value=str(expr),
-                site=user_site(),
-                hint=f"write `% {known.most + 1}`, or use another register",
-            )
-        if known is not None:
-            known.least, known.most = min(known.least, new[0]), max(known.most, new[-1])
+        if dst.values is not None:
+            if not dst.values.holds(range_of(expr)):
+                _refuse_if_fixed(dst.values, dst.name, expr)
+                dst.values.widen(range_of(expr))
+            _feed(expr, dst.values)
+            if self._recorder is not None and self._recorder.handling:
+                _widen_what_follows(dst)
         self._emit(Set, dst=dst.index, value=expr, name=dst.name)
 
     def when(self, cond: Expr) -> When:
@@ -272,11 +267,38 @@ def values_of(expr: Expr) -> Values | None:
     words = range_of(expr)
     if len(words) > MOST_VALUES:
         return None
+    kept = isinstance(expr, Reg) and expr.values is not None and expr.values.fixed
+    values = Values(words[0], words[-1], kept or (isinstance(expr, Binary) and expr.op in ("%", "&")))
+    _feed(expr, values)
+    return values
+
+
+def _feed(expr: Expr, values: Values) -> None:
     for register in registers_of(expr):
         if register.values is not None:
-            register.values.derived = True
-    kept = isinstance(expr, Reg) and expr.values is not None and expr.values.fixed
-    return Values(words[0], words[-1], kept or (isinstance(expr, Binary) and expr.op in ("%", "&")))
+            register.values.feeds.append((values, expr))
+
+
+def _widen_what_follows(changed: Reg) -> None:
+    """A handler that goes on behind its wait has assigned: registers made from this one there may hold any word."""
+    assert changed.values is not None
+    open_ends = [changed.values]
+    while open_ends:
+        for values, expr in open_ends.pop().feeds:
+            if not values.holds(range_of(expr)):
+                _refuse_if_fixed(values, f"a register made from {changed.name}", expr)
+                values.widen(range(MASK + 1))
+                open_ends.append(values)
+
+
+def _refuse_if_fixed(values: Values, name: str, expr: Expr) -> None:
+    if values.fixed:
+        raise ProtocolError(
+            f"{name} stays below {values.most + 1}, so that it may index a region; this value may not",
+            value=str(expr),
+            site=user_site(),
+            hint=f"write `% {values.most + 1}`, or use another register",
+        )
 
 
 def check_bound(bound: int | None, seconds: float | None, on_timeout: Callable[[], None] | None) -> None:

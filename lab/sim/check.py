@@ -198,6 +198,7 @@ def _verdict(
         wrong=failure.wrong,
         hang=failure.hang,
         abort=failure.abort,
+        gave_up=failure.gave_up,
         schedule=line,
         witness=tuple(story(first)) if first is not None else (),
         executions=found.executions,

@@ -23,12 +23,14 @@ class Failure:
         wrong, means: Wrong elements, and what the outputs average to.
         hang: Who waits for what.
         abort: The abort record, decoded.
+        gave_up: Who waited for what when the first bounded wait gave up, where nothing else could move then.
     """
 
     wrong: tuple[Wrong, ...] = ()
     means: tuple[str, ...] = ()
     hang: tuple[str, ...] = ()
     abort: str | None = None
+    gave_up: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str | None:
@@ -45,8 +47,9 @@ def failure_of(protocol: Protocol, execution: Execution) -> Failure:
         wrong, means = (), ()
     else:
         wrong, means = tuple(Explainer(execution).wrong()), tuple(wrong_means(execution))
-    stuck = execution if execution.outcome == m.HANG else before_giving_up(execution)
-    return Failure(wrong, means, () if stuck is None else tuple(waiting(stuck)), abort)
+    hang = tuple(waiting(execution)) if execution.outcome == m.HANG else ()
+    stuck = before_giving_up(execution)
+    return Failure(wrong, means, hang, abort, () if stuck is None else tuple(waiting(stuck)))
 
 
 def wrong_means(execution: Execution) -> list[str]:

@@ -86,10 +86,16 @@ def _failing(verdict: Verdict) -> Iterator[str]:
             yield f"  and {len(verdict.wrong) - _WRONG_SHOWN} more"
         yield from (f"  {mean}" for mean in verdict.means[:_MEANS_SHOWN])
     if verdict.hang:
-        gave_up = ", until bounded waits give up" if verdict.abort else ""
-        yield f"\nnothing can move any more{gave_up}:"
-        yield from (f"  {line}" for line in verdict.hang[:_WAITS_SHOWN])
-        if len(verdict.hang) > _WAITS_SHOWN:
-            yield f"  and {len(verdict.hang) - _WAITS_SHOWN} more"
+        yield "\nnothing can move any more:"
+        yield from _waits(verdict.hang)
     if verdict.abort:
         yield f"\nabort record: {verdict.abort}"
+    if verdict.gave_up:
+        yield "\nwhen the first bounded wait gave up, nothing else could move:"
+        yield from _waits(verdict.gave_up)
+
+
+def _waits(lines: tuple[str, ...]) -> Iterator[str]:
+    yield from (f"  {line}" for line in lines[:_WAITS_SHOWN])
+    if len(lines) > _WAITS_SHOWN:
+        yield f"  and {len(lines) - _WAITS_SHOWN} more"

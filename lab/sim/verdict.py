@@ -142,6 +142,7 @@ class Verdict:
         means: What the wrong outputs of that execution average to, with constant inputs (rank + 1) * call.
         hang: Who waits for what, when nothing can move.
         abort: The protocol's own abort record, decoded.
+        gave_up: Who waited for what when the first bounded wait gave up, where nothing else could move then.
         schedule: One line that `lab replay` repeats.
         witness: The steps that matter.
         executions, failing: Executions explored and how many of them failed.
@@ -161,6 +162,7 @@ class Verdict:
     wrong: tuple[Wrong, ...] = ()
     hang: tuple[str, ...] = ()
     abort: str | None = None
+    gave_up: tuple[str, ...] = ()
     schedule: str | None = None
     witness: tuple[str, ...] = ()
     executions: int = 0

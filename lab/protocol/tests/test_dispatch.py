@@ -155,7 +155,7 @@ def test_ranks_that_share_gpus():
 def test_a_bounded_wait_gives_up_and_says_who_held_the_slots():
     verdict = judged(load("seed_two_shot"), world=2, blocks=4, bytes=(16384,), resident=2, executions=20)
     assert verdict.verdict == "abort" and "phase 1 (own grid barrier)" in str(verdict.abort)
-    assert verdict.hang[0].startswith("GPU 0: its 2 slots are held by rank 0 blocks 0..1, call 1; waiting for one")
+    assert verdict.gave_up[0].startswith("GPU 0: its 2 slots are held by rank 0 blocks 0..1, call 1; waiting for one")
 
 
 @pytest.mark.slow
@@ -163,7 +163,7 @@ def test_the_seed_needs_a_slot_for_each_of_its_32_blocks():
     seed = load("seed_two_shot")
     stuck = judged(seed, resident=16, executions=10)
     assert stuck.verdict == "abort"
-    assert stuck.hang[0].startswith("GPU 0: its 16 slots are held by rank 0 blocks 0..15, call 1; waiting for one")
+    assert stuck.gave_up[0].startswith("GPU 0: its 16 slots are held by rank 0 blocks 0..15, call 1; waiting for one")
     assert judged(seed, resident=32, executions=10).races == judged(seed, executions=10).races
 
 

@@ -118,16 +118,25 @@ def test_what_something_relies_on_does_not_widen():
             recorded(text)
 
 
-def test_a_handler_that_goes_on_behind_its_wait_does_not_change_what_was_derived_there():
+def test_a_handler_that_goes_on_behind_its_wait_changes_what_was_made_there():
     def copies(b: Block) -> None:
         p = b.let(0)
         b.wait(b.mine.word[0], ">=", 1, ACQUIRE, SYSTEM, 4, lambda: b.assign(p, 3), resume=True)
-        q = b.let(p + 0 if b.options["same"] else p)
+        q = b.let(p if b.options["same"] else p * 2)
         b.copy(b.input, b.mine.slots[q])
 
     for same in (False, True):
-        with pytest.raises(ProtocolError, match="p stays below 1"):
-            protocol(memory=memory, bytes=512, world=1, options={"same": same})(copies).program()
+        found = protocol(memory=memory, bytes=512, world=1, options={"same": same})(copies)
+        with pytest.raises(ProtocolError, match="depends on register q without a bound"):
+            compile_tables(found.program())
+
+    def aligned(b: Block) -> None:
+        p = b.let(0)
+        b.wait(b.mine.word[0], ">=", 1, ACQUIRE, SYSTEM, 4, lambda: b.assign(p, 3), resume=True)
+        b.vector_elements(b.mine.slots[b.let(p)])
+
+    with pytest.raises(ProtocolError, match="a register made from p stays below 1"):
+        recorded(aligned)
 
     def directly(b: Block) -> None:
         p = b.let(0)
