@@ -125,6 +125,12 @@ class Tables:
         agent = self.program.agents[int(self.ops[pc, AGENT])]
         return agent.ops[int(self.ops[pc, POSITION])]
 
+    def words_of(self, row: int) -> list[int]:
+        """The word ids that a load, store, read-modify-write or wait at row `row` may touch, each once."""
+        ref = self.op(row).word  # type: ignore[attr-defined]
+        base = int(self.word_base[ref.region.id])
+        return sorted({base + k + i for k in enumerate_index(ref.index)[1][0] for i in range(ref.count)})
+
     def cells_of(self, region: Region) -> slice:
         """The cell ids of a payload region."""
         lo = int(self.cell_base[region.id])

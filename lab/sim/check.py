@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from lab.errors import LabError
 from lab.protocol.program import Program
 from lab.protocol.tables import Tables, compile_tables
 from lab.protocol.write import Config, Protocol
@@ -28,7 +27,6 @@ from lab.sim.verdict import Race, Verdict
 EXHAUSTIVE = "exhaustive"
 SCHEDULERS = (DIRECTED, "random", "pct")
 """What explores unless others are asked for."""
-SEARCHED = ("sc", "posted")
 
 
 def check(
@@ -57,7 +55,7 @@ def check(
         protocol: What to check.
         config: At which configuration; None: the protocol's defaults.
         memory: Memory model of the exploration: sc, posted or weak.
-        schedulers: As in `explore.explore`; `exhaustive` adds a search of all schedules (sc and posted).
+        schedulers: As in `explore.explore`; `exhaustive` adds a search of all schedules.
         executions: Executions to explore.
         seed: First seed.
         deadline: Seconds of exploration, and of search, at most; None: no limit.
@@ -78,8 +76,6 @@ def check(
     Raises:
         LabError: The configuration is refused, or the protocol's text is wrong.
     """
-    if EXHAUSTIVE in schedulers and memory not in SEARCHED:
-        raise LabError("the exhaustive search does not know this memory model", value=memory, hint="use sc or posted")
     config = config or protocol.config()
     program = protocol.program(config)
     tables = compile_tables(program)

@@ -47,6 +47,7 @@ from lab.sim import machine as m
 from lab.sim import words
 from lab.sim.races import Clocks, Execution, clocks, execute, find_races
 from lab.sim.straight import NotStraightError, straighten
+from lab.sim.visibility import every_poll_sees
 
 
 def why_not_determinate(execution: Execution, racy: bool) -> str | None:
@@ -83,8 +84,10 @@ def holds_under_every_model(execution: Execution) -> bool:
 
     Then it does the same under every memory model that keeps them (`posted`, `weak`). What a load or read-modify-write
     acquires does not count: it is there only if the value is, which is the question. Sufficient, not necessary: order
-    that rests on the coherence of one word is not seen.
+    that rests on the coherence of one word is not seen. What waits poll must become visible without help, too.
     """
+    if not every_poll_sees(execution.tables):
+        return False
     execution = _without_counting(execution)
     ops = execution.tables.ops.copy()
     ops[(ops[:, t.KIND] == t.LOAD) | (ops[:, t.KIND] == t.RMW), t.SYNC] &= ~int(Order.ACQUIRE)

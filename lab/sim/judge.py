@@ -19,7 +19,7 @@ from lab.sim.determinate import holds_under_every_model, why_not_determinate
 from lab.sim.explore import INTERRUPTED, explore
 from lab.sim.minimise import key_of
 from lab.sim.races import RaceReport, execute, find_races
-from lab.sim.search import MEMORY_MODELS, search
+from lab.sim.search import INTERLEAVED, search
 from lab.sim.verdict import Race
 
 RACE_CHECKED = 16  # further executions whose races are checked when one does not stand for all
@@ -164,7 +164,7 @@ def _explored(tables: Tables, limits: Limits, models: tuple[str, ...]) -> Judgem
 def _searched(tables: Tables, limits: Limits) -> Judgement:
     """What all schedules under `sc` and `posted` say of a program that exploration finds no fault with."""
     complete, covered = True, []
-    for memory in MEMORY_MODELS:
+    for memory in INTERLEAVED:
         found = search(
             tables,
             memory,

@@ -26,7 +26,7 @@ from lab.sim.races import Execution, RaceReport, find_races
 from lab.sim.repairs.candidate import Candidate
 from lab.sim.repairs.candidates import for_outcome, for_race
 from lab.sim.repairs.waits import blocks_of
-from lab.sim.search import MEMORY_MODELS as SEARCHED
+from lab.sim.search import INTERLEAVED
 from lab.sim.verdict import Race, Repair
 
 _AFFORDABLE = 60_000  # operations of a program that is judged at the configuration asked for
@@ -139,7 +139,7 @@ class _Search:
             states=_STATES,
             seconds=_SECONDS,
             seed=seed,
-            models=tuple(dict.fromkeys((*SEARCHED, defect.memory))),
+            models=tuple(dict.fromkeys((*INTERLEAVED, defect.memory))),
             early_timeout=defect.early_timeout,
         )
         self.repairs = Repairs()

@@ -1,6 +1,8 @@
 """Exhaustive search: every schedule of a program, until one fails, all are covered, or a limit is reached.
 
-Three engines, chosen by what the program allows; the result says which one covered what.
+What searches is chosen by what the memory model and the program allow; the result says what covered what.
+
+Under sc and posted:
 
 * A straight program without a race (`lab.sim.straight`): its states are its counters. Unreduced, all of them are
   visited by reverse search (`lab.sim.search_straight`); reduced, every step commutes with whatever may run beside it,
@@ -8,6 +10,12 @@ Three engines, chosen by what the program allows; the result says which one cove
 * A straight program with races: first each racing pair is turned round once on the machine; then full states are
   searched (`lab.sim.search_rows`), reduced to the orders of racing steps.
 * Any other program: full states, reduced where the text shows that steps cannot conflict.
+
+Under weak:
+
+* A determinate program without races by releases and acquires alone: one schedule stands for all.
+* Any other program: canonical states (`lab.sim.search_weak`), reduced to what each read may read and where each store
+  may stand.
 
 Nothing is approximated: keys are exact, and a search that ends early says so.
 """
@@ -25,17 +33,23 @@ import numpy as np
 from lab.errors import LabError, UnknownNameError
 from lab.protocol import tables as t
 from lab.protocol.tables import Tables
-from lab.sim import search_rows as rows
+from lab.sim import machine as m
+from lab.sim import search_states as states_of
 from lab.sim import search_straight as walks
+from lab.sim.determinate import holds_under_every_model, why_not_determinate
 from lab.sim.directed import plan_for
 from lab.sim.explore import Engine
+from lab.sim.races import Execution, execute, find_races
+from lab.sim.search_rows import RowSearch
+from lab.sim.search_weak import WeakSearch
 from lab.sim.straight import NotStraightError, Straight, straighten
+from lab.sim.weak_history import MAX_CHOICES
 
-MEMORY_MODELS = ("sc", "posted")
+INTERLEAVED = ("sc", "posted")
+"""Memory models in which every execution is an order of steps; under `weak` steps choose what they read, too."""
 INTERRUPTED = "Ctrl-C"
 _WALK_CHUNK, _ROWS_CHUNK = 1 << 20, 1 << 13  # states between looks at the clock
 _DIRECTED = 512  # schedules that turn racing pairs round before the states are searched
-_ENGINES = ("counters", "one schedule", "rows")
 
 
 @dataclass(frozen=True)
@@ -50,7 +64,7 @@ class SearchResult:
         covered: What was covered, and what was not.
         seconds: Time spent in this call.
         bytes_per_state: Memory that grows with the search, over its states.
-        engine: "counters", "one schedule" or "rows".
+        engine: "counters", "one schedule", "rows" (full states) or "canonical rows" (of weak).
         stopped: Why it ended early, None: it did not.
     """
 
@@ -90,7 +104,7 @@ def search(
 
     Args:
         tables: The program.
-        memory: "sc" or "posted".
+        memory: One of `machine.MEMORY_MODELS`.
         reduce: Leave out orders of steps that commute. The verdict is the same; states and transitions are fewer.
         limit_states: Stop after about so many states.
         deadline: Stop after so many seconds.
@@ -106,10 +120,11 @@ def search(
         The result; Ctrl-C ends the search and keeps what was found.
 
     Raises:
-        LabError: The memory model is not one of MEMORY_MODELS, or the checkpoint belongs to another search.
+        LabError: There is no such memory model, the program is too large for it, or the checkpoint belongs to another
+            search.
     """
-    if memory not in MEMORY_MODELS:
-        raise UnknownNameError("memory model of the exhaustive search", memory, MEMORY_MODELS)
+    if memory not in m.MEMORY_MODELS:
+        raise UnknownNameError("memory model", memory, m.MEMORY_MODELS)
     limits = _Limits(time.perf_counter(), limit_states, deadline, memory_limit, progress)
     path = None if checkpoint is None else Path(checkpoint)
     identity = f"{tables.program.fingerprint()} {memory} {'reduced' if reduce else 'full'} {'first' if stop else 'all'}"
@@ -118,22 +133,8 @@ def search(
     identity += " early" if early else ""
     patient = "" if early or not np.any(bounded) else "; bounded waits give up only when nothing else can move"
     parts = None if path is None or not path.exists() else _read(path, identity)
-    try:
-        straight = None if early else straighten(tables, memory)
-    except NotStraightError:
-        straight = None
-    found = _before_the_states(straight, reduce, stop, limits) if parts is None else None
-    if (
-        found is None
-        and straight is not None
-        and not straight.racy
-        and not reduce
-        and straight.threads <= walks.MAX_THREADS
-    ):
-        found = _walk(straight, limits, path, identity, parts)
-    if found is None:
-        search_of_rows = rows.RowSearch(tables, memory, straight, reduce, stop, parts, early)
-        found = _rows(search_of_rows, memory, reduce, stop, limits, path, identity)
+    run = _Run(tables, memory, reduce, stop, early, limits, path, identity, parts)
+    found = _interleaved(run) if memory in INTERLEAVED else _weak(run)
     return replace(found, covered=found.covered + patient)
 
 
@@ -158,19 +159,92 @@ class _Limits:
         return None
 
 
+@dataclass(frozen=True)
+class _Run:
+    """What was asked for, and the checkpoint to go on from, if any; `early` where early timeouts make a difference."""
+
+    tables: Tables
+    memory: str
+    reduce: bool
+    stop: bool
+    early: bool
+    limits: _Limits
+    path: Path | None
+    identity: str
+    parts: dict[str, np.ndarray] | None
+
+
+def _interleaved(run: _Run) -> SearchResult:
+    """Search under sc or posted."""
+    try:
+        straight = None if run.early else straighten(run.tables, run.memory)
+    except NotStraightError:
+        straight = None
+    found = None
+    if straight is not None and run.parts is None:
+        found = _before_the_states(straight, run)
+    if (
+        found is None
+        and straight is not None
+        and not straight.racy
+        and not run.reduce
+        and straight.threads <= walks.MAX_THREADS
+    ):
+        return _walk(straight, run)
+    if found is not None:
+        return found
+    search_of_rows = RowSearch(run.tables, run.memory, straight, run.reduce, run.stop, run.parts, run.early)
+    return _rows(search_of_rows, run, "rows", ", one order for steps that cannot conflict" if run.reduce else "")
+
+
+def _weak(run: _Run) -> SearchResult:
+    """Search under weak."""
+    if run.reduce and not run.early and run.parts is None:
+        execution = execute(run.tables)
+        racy = bool(find_races(run.tables, execution).races)
+        if not racy and why_not_determinate(execution, racy) is None and holds_under_every_model(execution):
+            return _one_for_all(execution, run)
+    search_of_rows = WeakSearch(run.tables, run.reduce, run.stop, run.parts, run.early)
+    how = ", one order for steps that cannot conflict, what has no alternative not counted" if run.reduce else ""
+    if search_of_rows.most_written > MAX_CHOICES - 1:
+        how += (
+            f"; of a word that is written {search_of_rows.most_written} times, an operation chooses among the newest "
+            f"{MAX_CHOICES - 1} messages and the oldest"
+        )
+    return _rows(search_of_rows, run, "canonical rows", how)
+
+
+def _one_for_all(execution: Execution, run: _Run) -> SearchResult:
+    """A determinate program whose order rests on releases and acquires alone: any schedule is every schedule."""
+    wrong = bool(execution.state.counts[m.C_WRONG])
+    return SearchResult(
+        states=execution.steps + 1,
+        transitions=execution.steps,
+        complete=not (wrong and run.stop),
+        wrong=wrong,
+        hang=False,
+        choices=execution.log.choice[: execution.steps].copy() if wrong else None,
+        covered=(
+            "every execution under weak: the program is determinate and free of races by releases and acquires alone, "
+            "so nobody can read anything stale and one schedule stands for all"
+        ),
+        seconds=run.limits.seconds,
+        bytes_per_state=0.0,
+        engine="one schedule",
+    )
+
+
 # ---- without a search
 
 
-def _before_the_states(straight: Straight | None, reduce: bool, stop: bool, limits: _Limits) -> SearchResult | None:
+def _before_the_states(straight: Straight, run: _Run) -> SearchResult | None:
     """Verdicts that need no search: the recorded execution fails, nothing races, or a race turned round fails."""
-    if straight is None:
-        return None
-    steps = straight.steps
+    steps, limits = straight.steps, run.limits
     one = SearchResult(steps + 1, steps, False, False, False, None, "", limits.seconds, 0.0, engine="one schedule")
-    if straight.wrong and stop:
+    if straight.wrong and run.stop:
         choices = straight.schedule(straight.lengths())
         return replace(one, wrong=True, choices=choices, covered="one schedule, which fails")
-    if not straight.racy and reduce:
+    if not straight.racy and run.reduce:
         return replace(
             one,
             complete=True,
@@ -182,7 +256,7 @@ def _before_the_states(straight: Straight | None, reduce: bool, stop: bool, limi
             ),
             seconds=limits.seconds,
         )
-    if not stop:
+    if not run.stop:
         return None
     choices = _turned_round(straight)
     if choices is None:
@@ -211,10 +285,8 @@ def _turned_round(straight: Straight) -> np.ndarray | None:
 # ---- counters
 
 
-def _walk(
-    straight: Straight, limits: _Limits, path: Path | None, identity: str, parts: dict[str, np.ndarray] | None
-) -> SearchResult:
-    walk = walks.begin(straight, parts)
+def _walk(straight: Straight, run: _Run) -> SearchResult:
+    walk, limits = walks.begin(straight, run.parts), run.limits
 
     def result(stopped: str | None) -> SearchResult:
         states, transitions = int(walk.counts[walks.W_STATES]), int(walk.counts[walks.W_TRANSITIONS])
@@ -252,39 +324,33 @@ def _walk(
                 limits.progress(result(stopped))
     except KeyboardInterrupt:
         stopped = INTERRUPTED
-    if stopped and path is not None:
-        _write(path, identity, walk.parts())
+    if stopped and run.path is not None:
+        _write(run.path, run.identity, walk.parts())
     return result(stopped)
 
 
 # ---- rows
 
 
-def _rows(
-    found: rows.RowSearch, memory: str, reduce: bool, stop: bool, limits: _Limits, path: Path | None, identity: str
-) -> SearchResult:
+def _rows(found: RowSearch | WeakSearch, run: _Run, engine: str, how: str) -> SearchResult:
+    limits = run.limits
 
     def result(stopped: str | None) -> SearchResult:
         counts = found.rows.counts
-        states, expanded = int(counts[rows.N_STATES]), int(counts[rows.N_HEAD])
-        failed = int(counts[rows.N_FAILED])
-        wrong, hang, abort = (bool(counts[k]) for k in (rows.N_WRONG, rows.N_HANGS, rows.N_ABORTS))
-        choices = None
-        if failed >= 0:
-            last = found.rows.failed_choice
-            choices = np.concatenate((found.rows.schedule(failed), last[last >= 0])).astype(np.int32)
-        complete = found.done and stopped is None and not (failed >= 0 and stop)
-        reduced = ", one order for steps that cannot conflict" if reduce else ""
+        states, expanded = int(counts[states_of.N_STATES]), int(counts[states_of.N_HEAD])
+        wrong, hang, abort = (bool(counts[k]) for k in (states_of.N_WRONG, states_of.N_HANGS, states_of.N_ABORTS))
+        choices = found.failing()
+        complete = found.done and stopped is None and not (choices is not None and run.stop)
         if complete:
-            covered = f"all {states} states under {memory}{reduced}"
+            covered = f"all {states} states under {run.memory}{how}"
         else:
             covered = (
-                f"{expanded} of {states} states found under {memory}, breadth first{reduced}; not covered: schedules "
+                f"{expanded} of {states} states found under {run.memory}, breadth first{how}; not covered: schedules "
                 "through the others"
             )
         return SearchResult(
             states,
-            int(counts[rows.N_TRANSITIONS]),
+            int(counts[states_of.N_TRANSITIONS]),
             complete,
             wrong,
             hang,
@@ -293,29 +359,28 @@ def _rows(
             limits.seconds,
             found.rows.bytes / states,
             abort,
-            "rows",
+            engine,
             stopped,
         )
 
     stopped = None
     try:
         while not found.done and stopped is None:
-            left = _ROWS_CHUNK
-            if limits.states is not None:
-                left = min(left, max(1, (limits.states - int(found.rows.counts[rows.N_STATES])) // 2))
+            states = int(found.rows.counts[states_of.N_STATES])
+            left = _ROWS_CHUNK if limits.states is None else min(_ROWS_CHUNK, max(1, (limits.states - states) // 2))
             why = found.advance(left, limits.memory)
-            if why == rows.FAILED:
+            if why == states_of.FAILED:
                 break
-            if why == rows.FULL:
+            if why == states_of.FULL:
                 stopped = f"memory limit of {limits.memory} bytes"
             elif not found.done:
-                stopped = limits.reached(int(found.rows.counts[rows.N_STATES]))
+                stopped = limits.reached(int(found.rows.counts[states_of.N_STATES]))
             if limits.progress:
                 limits.progress(result(stopped))
     except KeyboardInterrupt:
         stopped = INTERRUPTED
-    if stopped and path is not None:
-        _write(path, identity, found.rows.parts())
+    if stopped and run.path is not None:
+        _write(run.path, run.identity, found.rows.parts())
     return result(stopped)
 
 

@@ -230,18 +230,26 @@ def _site(tables: Tables, row: int) -> str:
     return str(tables.op(int(row)).site)
 
 
-def used_registers(tables: Tables) -> np.ndarray:
-    """Bool (agents, registers): an operation of the agent reads the register."""
-    ops = tables.ops
-    reads = np.zeros((len(tables.agent_start), tables.registers), bool)
+def registers_read(tables: Tables) -> np.ndarray:
+    """int64 (k, 2): rows of ops and the registers that their operands read."""
+    ops, found = tables.ops, []
     for column in (t.SELECT, t.VALUE, t.EXPECTED, t.STAMP):
         rows = np.flatnonzero(ops[:, column] >= 0)
         mode, a, b = (tables.exprs[ops[rows, column], k] for k in (t.E_MODE, t.E_A, t.E_B))
         simple = (mode == t.REGISTER) | (mode == t.REGISTER_PLUS)
-        reads[ops[rows[simple], t.AGENT], a[simple]] = True
+        found.append(np.stack((rows[simple], a[simple]), axis=1))
         for k in np.flatnonzero(mode == t.POSTFIX):
             part = tables.postfix[a[k] : a[k] + b[k]]
-            reads[ops[rows[k], t.AGENT], part[part[:, 0] == t.PUSH_REG, 1]] = True
+            read = part[part[:, 0] == t.PUSH_REG, 1]
+            found.append(np.stack((np.full(len(read), rows[k]), read), axis=1))
+    return np.concatenate(found)
+
+
+def used_registers(tables: Tables) -> np.ndarray:
+    """Bool (agents, registers): an operation of the agent reads the register."""
+    reads = np.zeros((len(tables.agent_start), tables.registers), bool)
+    rows, registers = registers_read(tables).T
+    reads[tables.ops[rows, t.AGENT], registers] = True
     return reads
 
 

@@ -289,7 +289,8 @@ def _set_maybe(st, agent, wanted):
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
-def _unsettle(st, agent):
+def unsettle(st, agent):
+    """Something has changed for an agent; see `settle_all`."""
     st.unsettled[st.counts[C_UNSETTLED]] = agent
     st.counts[C_UNSETTLED] += 1
 
@@ -405,6 +406,14 @@ def _settle(s, st, agent):
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
+def settle_all(s, st):
+    """Look at the next operation of every agent for whom something has changed."""
+    while st.counts[C_UNSETTLED]:
+        st.counts[C_UNSETTLED] -= 1
+        _settle(s, st, np.int64(st.unsettled[st.counts[C_UNSETTLED]]))
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
 def _unpark(st, agent):
     """An agent that waited goes on, or has to be settled again: take it off the list of its word."""
     if st.status[agent] == _POLLING:
@@ -427,15 +436,16 @@ def _wake_pollers(st):
         if st.status[agent] == _POLLING:
             st.status[agent] = _NO_MOVE
             st.counts[C_POLLERS] -= 1
-            _unsettle(st, agent)
+            unsettle(st, agent)
 
 
 @njit(cache=True, _nrt=False)
-def _wake_maybe(st):
-    """A write-back may have made visible what agents in `maybe` wait for."""
-    for k in range(st.counts[C_MAYBE]):
-        _unpark(st, st.maybe[k])
-        _unsettle(st, st.maybe[k])
+def _wake_waiting(st):
+    """What agents wait for may have become visible, overwritten by what is visible now, or unreadable."""
+    for agent in range(len(st.pc)):
+        if st.status[agent] == _PARKED or st.status[agent] == _POLLING:
+            _unpark(st, agent)
+            unsettle(st, agent)
 
 
 # ---- operations
@@ -472,7 +482,7 @@ def _write_word(s, st, op, at, value, agent, step, older, newer):
     while waiting >= 0:
         following = st.next_waiter[waiting]
         st.status[waiting] = _NO_MOVE
-        _unsettle(st, waiting)
+        unsettle(st, waiting)
         waiting = following
     if st.counts[C_POLLERS]:
         _wake_pollers(st)
@@ -567,7 +577,7 @@ def _wait_stamps(s, st, log, op, row, agent, choice):
 
 
 @njit(cache=True, _nrt=False)
-def _valid(s, st, agent):
+def valid(s, st, agent):
     """The choices of an agent that can move or that luck lets go, as bits."""
     op = st.pc[agent]
     kind = s.ops[op, t.KIND]
@@ -628,8 +638,7 @@ def _release(s, st, agent, scope):
         rank = s.agent_rank[agent]
         for c in range(st.clock.shape[1]):
             st.written_back[rank, c] = max(st.written_back[rank, c], st.clock[agent, c])
-        if st.counts[C_MAYBE]:
-            _wake_maybe(st)
+        _wake_waiting(st)
     return at
 
 
@@ -743,15 +752,34 @@ def _execute(s, st, log, agent, step, given, x, stale):
         log.value[step] = value
         log.row[step] = address
     st.counts[C_OPS] += 1
-    _unsettle(st, agent)
+    unsettle(st, agent)
     return choice
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def move_on(s, st, log, agent, step, given, gives_up, x, stale):
+    """Make an agent's next step: its operation, or (`gives_up`) the timeout of its wait; returns the choice made."""
+    _unpark(st, agent)
+    if not gives_up:
+        return _execute(s, st, log, agent, step, given, x, stale)
+    if log.level == LEVEL_FULL:
+        log.op[step] = -2
+        log.row[step] = st.pc[agent]
+    if s.ops[st.pc[agent], t.CLOCK] > 0:
+        h.arrive(s.uncached, st.words, st.word_head)
+        _wake_waiting(st)
+    st.pc[agent] = s.ops[st.pc[agent], t.TARGET]
+    st.counts[C_TIMEOUTS] += 1
+    unsettle(st, agent)
+    return given
 
 
 # ---- runs
 
 
 @njit(cache=True, _nrt=False)
-def _reset(s, st):
+def reset(s, st):
+    """The state at the start."""
     for k in range(len(st.word_head)):
         st.word_head[k] = k
         st.waiter[k] = -1
@@ -778,11 +806,12 @@ def _reset(s, st):
                 for k in range(st.clock.shape[1]):
                     st.pending[agent, level, k] = 0
     for agent in range(len(st.pc) - 1, -1, -1):
-        _unsettle(st, agent)
+        unsettle(st, agent)
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
-def _may_time_out(s, st, agent):
+def may_time_out(s, st, agent):
+    """Whether an agent's next operation is a bounded wait that nothing visible meets."""
     waiting = st.place[agent] < 0 and (st.status[agent] == _PARKED or st.status[agent] == _POLLING)
     return waiting and s.ops[st.pc[agent], t.TARGET] >= 0
 
@@ -795,43 +824,65 @@ def _timed_out(s, st, x, early):
     """
     count = 0
     for agent in range(len(st.pc)):
-        count += _may_time_out(s, st, agent) and not (early and s.ops[st.pc[agent], t.CLOCK] > 0)
+        count += may_time_out(s, st, agent) and not (early and s.ops[st.pc[agent], t.CLOCK] > 0)
     if count == 0:
         return -1
     wanted = m._below(x, count)
     for agent in range(len(st.pc)):
-        if _may_time_out(s, st, agent) and not (early and s.ops[st.pc[agent], t.CLOCK] > 0):
+        if may_time_out(s, st, agent) and not (early and s.ops[st.pc[agent], t.CLOCK] > 0):
             if wanted == 0:
                 return agent
             wanted -= 1
     return -1
 
 
+# ---- entities: see `run`
+
+
 @njit(forceinline=True, cache=True, _nrt=False)
-def _first_other(s, st):
-    """The first entity that is a choice other than an agent's first; the one before it ends an execution that hangs."""
-    return 2 * len(st.pc) + s.world * s.world + 1
+def hang_entity(s, st):
+    """The entity that ends an execution in which agents can go on only by luck."""
+    return 2 * len(st.pc) + s.world * s.world
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def timeout_entity(s, st, agent):
+    """The entity that lets an agent's bounded wait give up."""
+    return len(st.pc) + s.world * s.world + agent
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def entity_of(s, st, agent, choice):
+    """The entity of a choice of an agent's next operation."""
+    return agent if choice == 0 else hang_entity(s, st) + 1 + (choice - 1) * len(st.pc) + agent
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def meant(s, st, entity):
+    """(agent, choice, whether it gives up) of an entity other than `hang_entity`; the agent may not exist."""
+    agents, hang = len(st.pc), hang_entity(s, st)
+    if entity > hang:
+        return (entity - hang - 1) % agents, 1 + (entity - hang - 1) // agents, False
+    if entity >= hang - agents:
+        return entity - (hang - agents), np.int64(0), True
+    return entity, np.int64(0), False
 
 
 @njit(cache=True, _nrt=False)
 def _may_choose(s, st, entity):
     """Whether an entity can be chosen now."""
-    agents, others = len(st.pc), _first_other(s, st)
-    if entity >= others:
-        agent, choice = (entity - others) % agents, 1 + (entity - others) // agents
-    elif entity == others - 1:
+    if entity == hang_entity(s, st):
         return st.counts[C_ENABLED] == 0 and st.counts[C_MAYBE] > 0
-    elif entity >= others - 1 - agents:
-        return _may_time_out(s, st, entity - (others - 1 - agents))
-    else:
-        agent, choice = entity, 0
-    if agent < 0 or agent >= agents or choice >= h.MAX_CHOICES or (st.place[agent] < 0 and st.maybe_place[agent] < 0):
+    agent, choice, gives_up = meant(s, st, entity)
+    if agent < 0 or agent >= len(st.pc) or choice >= h.MAX_CHOICES:
         return False
-    return _valid(s, st, agent) >> choice & 1 == 1
+    if gives_up:
+        return may_time_out(s, st, agent)
+    return (st.place[agent] >= 0 or st.maybe_place[agent] >= 0) and valid(s, st, agent) >> choice & 1 == 1
 
 
 @njit(cache=True, _nrt=False)
-def _final(st):
+def final(st):
     """The last message of every word and cell is what memory holds in the end."""
     for k in range(len(st.word)):
         st.word[k] = st.words[st.word_head[k], h.VALUE]
@@ -840,7 +891,7 @@ def _final(st):
 
 
 @njit(cache=True, _nrt=False)
-def _stopped(s, st):
+def stopped(s, st):
     """HANG or DONE, when nothing can move. A kernel that was never launched waits at its first operation."""
     for agent in range(len(st.pc)):
         launched = s.agent_host[agent] or st.pc[agent] != s.agent_start[agent]
@@ -864,9 +915,8 @@ def _highest(st, with_maybe):
 
 @njit(forceinline=True, cache=True, _nrt=False)
 def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_steps, stop_on_wrong):
-    _reset(s, st)
+    reset(s, st)
     agents = len(st.pc)
-    others = _first_other(s, st)
     x = np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x1234567)
     if x == np.uint64(0):
         x = np.uint64(1)
@@ -881,9 +931,7 @@ def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_st
     cursor = np.int64(0)
     current = np.int64(-1)
     while True:
-        while st.counts[C_UNSETTLED]:
-            st.counts[C_UNSETTLED] -= 1
-            _settle(s, st, np.int64(st.unsettled[st.counts[C_UNSETTLED]]))
+        settle_all(s, st)
         st.counts[C_STEPS] = step
         n, n_maybe = st.counts[C_ENABLED], st.counts[C_MAYBE]
         x = m._next_random(x)
@@ -896,17 +944,12 @@ def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_st
             cursor += 1
             if not _may_choose(s, st, entity):
                 return DIVERGED
-            if entity >= others:
-                agent, choice = (entity - others) % agents, 1 + (entity - others) // agents
-            elif entity == others - 1:
+            if entity == hang_entity(s, st):
                 for k in range(n_maybe):
                     st.maybe_place[st.maybe[k]] = -1
                 st.counts[C_MAYBE] = 0
                 return HANG
-            elif entity >= others - 1 - agents:
-                agent, gives_up = entity - (others - 1 - agents), True
-            else:
-                agent = entity
+            agent, choice, gives_up = meant(s, st, entity)
         elif n == 0:
             agent = _timed_out(s, st, x, False)
             gives_up = agent >= 0
@@ -915,7 +958,7 @@ def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_st
                 x = m._next_random(x)
                 agent, gives_up = np.int64(st.maybe[m._below(x, n_maybe)]), False
             elif agent < 0:
-                return _stopped(s, st)
+                return stopped(s, st)
         elif early_timeout > 0 and m._below(x, 1 << 32) < early_timeout and _timed_out(s, st, x, True) >= 0:
             x = m._next_random(x)  # the number that made it a timeout is small, so it cannot also say whose
             agent, gives_up = _timed_out(s, st, x, True), True
@@ -940,22 +983,9 @@ def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_st
             x = m._next_random(x)
             choice = np.int64(-1)
         current = agent
-        _unpark(st, agent)
-        if gives_up:
-            if log.level != LEVEL_NONE:
-                log.choice[step] = others - 1 - agents + agent
-            if log.level == LEVEL_FULL:
-                log.op[step] = -2
-                log.row[step] = st.pc[agent]
-            if s.ops[st.pc[agent], t.CLOCK] > 0:
-                h.arrive(s.uncached, st.words, st.word_head)
-            st.pc[agent] = s.ops[st.pc[agent], t.TARGET]
-            st.counts[C_TIMEOUTS] += 1
-            _unsettle(st, agent)
-        else:
-            choice = _execute(s, st, log, agent, step, choice, x, stale)
-            if log.level != LEVEL_NONE:
-                log.choice[step] = agent if choice == 0 else others + (choice - 1) * agents + agent
+        choice = move_on(s, st, log, agent, step, choice, gives_up, x, stale)
+        if log.level != LEVEL_NONE:
+            log.choice[step] = timeout_entity(s, st, agent) if gives_up else entity_of(s, st, agent, choice)
         step += 1
         st.counts[C_STEPS] = step
         if stop_on_wrong and st.counts[C_WRONG]:
@@ -971,7 +1001,7 @@ def _runs(s, st, log, policy, seed, count, choices, change_points, early_timeout
             m._draw_change_points(change_points, k, length)
         outcome = _run(s, st, log, policy, k, choices, change_points, early_timeout, max_steps, stop_on_wrong)
         if log.level != LEVEL_NONE:
-            _final(st)
+            final(st)
         wrong, aborted = st.counts[C_WRONG] > 0, st.counts[C_TIMEOUTS] > 0
         totals[m.T_RUNS] += 1
         totals[m.T_WRONG] += wrong
@@ -1031,16 +1061,15 @@ def batch(
 
 def movable(s: Static, st: State) -> list[int]:
     """What can be chosen next, in order, after a run that its `max_steps` ended."""
-    agents, others = len(st.pc), 2 * len(st.pc) + s.world * s.world + 1
     entities = []
-    for agent in range(agents):
+    for agent in range(len(st.pc)):
         if st.place[agent] >= 0 or st.maybe_place[agent] >= 0:
-            valid = int(_valid(s, st, agent))
-            choices = [choice for choice in range(h.MAX_CHOICES) if valid >> choice & 1]
-            entities += [agent if choice == 0 else others + (choice - 1) * agents + agent for choice in choices]
+            choices = int(valid(s, st, agent))
+            entities += [
+                int(entity_of(s, st, agent, choice)) for choice in range(h.MAX_CHOICES) if choices >> choice & 1
+            ]
     if not st.counts[C_ENABLED]:
-        timeouts = [others - 1 - agents + agent for agent in range(agents)]
-        timeouts = [entity for entity in timeouts if _may_choose(s, st, entity)]
+        timeouts = [int(timeout_entity(s, st, agent)) for agent in range(len(st.pc)) if may_time_out(s, st, agent)]
         # Where no bounded wait can give up, agents that only luck lets go may also wait for ever.
-        entities += timeouts or ([others - 1] if entities else [])
+        entities += timeouts or ([int(hang_entity(s, st))] if entities else [])
     return sorted(entities)

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from lab.protocol.tables import compile_tables
 from lab.sim import machine as m
 from lab.sim.races import execute, find_races
-from lab.sim.search import MEMORY_MODELS
+from lab.sim.search import INTERLEAVED
 from lab.sim.search_models import tables_of
 from lab.sim.search_verdict import one_schedule
 from lab.sim.straight import NotStraightError, Straight, straighten
@@ -36,7 +36,7 @@ def replayed(straight: Straight, choices: np.ndarray) -> m.State:
     return state
 
 
-@pytest.mark.parametrize("memory", MEMORY_MODELS)
+@pytest.mark.parametrize("memory", INTERLEAVED)
 @pytest.mark.parametrize("model", MODELS, ids=str)
 def test_threads_are_ranks_and_links(model, memory):
     name, world, calls, options = model
@@ -48,7 +48,7 @@ def test_threads_are_ranks_and_links(model, memory):
     np.testing.assert_array_equal(np.sort(straight.event), np.arange(straight.steps))
 
 
-@pytest.mark.parametrize("memory", MEMORY_MODELS)
+@pytest.mark.parametrize("memory", INTERLEAVED)
 @pytest.mark.parametrize("scheduler", ["random", "pct"])
 @pytest.mark.parametrize("model", MODELS, ids=str)
 def test_schedules_replay_on_the_machine(model, scheduler, memory):
