@@ -27,7 +27,7 @@ from lab.protocol.program import (
     WaitStamp,
 )
 
-_SYNCHRONISING = (Load, Store, Rmw, Wait, Fence)
+SYNCHRONISING = (Load, Store, Rmw, Wait, Fence)
 _RUNTIME = ("launch", "kernel end", "host", "timeout", "produce", "consume")
 
 
@@ -62,13 +62,13 @@ def changed(program: Program, change: Callable[[Op], Op]) -> Program:
     return replace(program, agents=agents)
 
 
-def own_lines(program: Program) -> dict[Line, Op]:
-    """One example for each line of synchronisation in the protocol's own text; what the runtime adds is left out."""
+def own_lines(program: Program, kinds: tuple[type[Op], ...] = SYNCHRONISING) -> dict[Line, Op]:
+    """One example for each line of some kinds in the protocol's own text; what the runtime adds is left out."""
     found: dict[Line, Op] = {}
     for agent in program.agents:
         if is_own(agent):
             for op in agent.ops:
-                if op.phase not in _RUNTIME and isinstance(op, _SYNCHRONISING) and not _inside_a_barrier(op):
+                if op.phase not in _RUNTIME and isinstance(op, kinds) and not _inside_a_barrier(op):
                     found.setdefault(line_of(op), op)
     return found
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from lab.errors import LabError
-from lab.protocol.program import Fence, Load, Op, Order, Program, Scope
-from lab.sim.edit import Line, dropped, is_barrier, own_lines
+from lab.protocol.program import Fence, Load, Op, Order, Program, Scope, WaitStamp
+from lab.sim.edit import SYNCHRONISING, Line, dropped, is_barrier, own_lines
 from lab.sim.executor import Executor, InProcess
 from lab.sim.judge import DEFAULT_LIMITS, Basis, Judgement, Limits, judge_program
 from lab.sim.slots import at_depth, slot_dimensions
@@ -158,7 +158,7 @@ def score(outcomes: list[Outcome]) -> float | None:
 
 
 def _every(program: Program) -> Iterator[Mutant]:
-    for place, example in own_lines(program).items():
+    for place, example in own_lines(program, (*SYNCHRONISING, WaitStamp)).items():
         for what, kind, change in _changes(place, example):
             orders_only = kind in ("order", "scope") or isinstance(example, Fence)
             where = (str(place.site), place.phase, example.describe())
@@ -169,9 +169,8 @@ def _every(program: Program) -> Iterator[Mutant]:
 def _changes(place: Line, example: Op) -> Iterator[tuple[str, str, Change]]:
     """(what, kind, change) of each way to weaken a line."""
     if not isinstance(example, Load):  # what it loads is used
-        what = "block barrier" if is_barrier(example) else place.kind.__name__.lower()
-        yield f"drop the {what}", "drop", partial(place.change, dropped)
-    if is_barrier(example):
+        yield f"drop the {_called(example)}", "drop", partial(place.change, dropped)
+    if is_barrier(example) or isinstance(example, WaitStamp):
         return
     order: Order = example.order  # type: ignore[attr-defined]
     scope: Scope = example.scope  # type: ignore[attr-defined]
@@ -183,6 +182,13 @@ def _changes(place: Line, example: Op) -> Iterator[tuple[str, str, Change]]:
         narrower = Scope(scope - 1)
         what = f"{scope.name.lower()} -> {narrower.name.lower()} scope"
         yield what, "scope", partial(place.change, _with_scope(narrower))
+
+
+def _called(op: Op) -> str:
+    """What an operation is called where it is dropped."""
+    if is_barrier(op):
+        return "block barrier"
+    return "wait for packets" if isinstance(op, WaitStamp) else type(op).__name__.lower()
 
 
 def _with_order(most: Order) -> Callable[[Op], Op]:

@@ -298,7 +298,16 @@ class _Search:
                 at.append(f"as asked ({_said(asked.config)})")
         self._closing.add(candidate.what)
         self.repairs.found.append(
-            Repair(int(candidate.cost), closes, everything, candidate.what, candidate.write, tuple(at), covered)
+            Repair(
+                kind=candidate.cost.name.lower().replace("_", " "),
+                cost=int(candidate.cost),
+                closes=closes,
+                everything=everything,
+                what=candidate.what,
+                write=candidate.write,
+                tried_at=tuple(at),
+                covered=covered,
+            )
         )
 
 

@@ -111,7 +111,8 @@ class Repair:
     """One change of a protocol that closes a defect; the checker has tried it.
 
     Attributes:
-        cost: Its kind, ordered by what it costs at run time (`repairs.candidate.Cost`).
+        kind: What kind of change it is.
+        cost: Kinds by what they cost at run time, the cheapest first (`repairs.candidate.Cost`).
         closes: The races that it closes, counted from 1.
         everything: With it the protocol is proved right at the configuration that was asked for.
         what: The change, with the lines it is about.
@@ -120,6 +121,7 @@ class Repair:
         covered: What the proof rests on.
     """
 
+    kind: str
     cost: int
     closes: tuple[int, ...]
     everything: bool

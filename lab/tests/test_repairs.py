@@ -16,6 +16,7 @@ def test_the_report_and_its_json(capsys):
     assert cli.main(["check", "iris_462", "--executions", "50", "--json"]) == 1
     repairs = json.loads(capsys.readouterr().out)["repairs"]
     assert repairs[0]["everything"] and repairs[0]["closes"] == [1] and "system scope" in repairs[0]["what"]
+    assert repairs[0]["kind"] == "order"
     assert [repair["cost"] for repair in repairs] == sorted(repair["cost"] for repair in repairs)
 
 

@@ -174,7 +174,12 @@ def grow_only(program: Program) -> Iterator[Candidate]:
     for names in sets:
         about = {line: op for line, op in own_lines(program).items() if _word(op) in names}
         write = [f"at {line}: {_grown_text(op)}" for line, op in about.items()]
-        what = f"a value of {' and of '.join(names)} that only grows: the number of the call"
+        grows = (
+            f"a value of {names[0]} that only grows"
+            if len(names) == 1
+            else f"values of {' and '.join(names)} that only grow"
+        )
+        what = f"{grows}: the number of the call"
         yield Candidate(Cost.ORDER, what, tuple(dict.fromkeys(write)), partial(_grown, names))
 
 

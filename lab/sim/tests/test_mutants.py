@@ -307,6 +307,27 @@ def test_a_search_that_ends_early_proves_nothing():
     assert spare.state == "survived" and "limit of 20 states" in spare.proof
 
 
+def packet_memory(declare: Declare) -> None:
+    declare.payload("packet", declare.max_elements, UNCACHED, parity=2, source=declare.world)
+
+
+@protocol(memory=packet_memory, blocks=1, bytes=64, world=2, calls=3)
+def packets(b: Block) -> None:
+    """One-shot in packets of data and stamp: no flag, no order."""
+    p = b.call % 2
+    for j in b.peers:
+        b.copy(b.input, b.on(j).packet[p, b.rank][: b.elements], stamp=b.call)
+    for j in b.peers:
+        b.wait_stamps(b.mine.packet[p, j][: b.elements], "==", b.call)
+    b.reduce([b.input if j == b.rank else b.mine.packet[p, j][: b.elements] for j in range(b.world)], b.output)
+
+
+def test_packets_need_their_wait_and_both_of_their_buffers():
+    assert judge_program(packets.program()).basis is Basis.EVERY_SCHEDULE
+    found = [(o.mutant.what, o.state) for o in map(judge, mutants(packets.program()))]
+    assert found == [("drop the wait for packets", "caught"), ("one buffer of packet instead of several", "caught")]
+
+
 def test_the_score_leaves_out_what_is_proved_right():
     outcomes = list(states_of(spare_ticket.program()).values())
     caught, survived = (sum(o.state == state for o in outcomes) for state in ("caught", "survived"))

@@ -262,6 +262,26 @@ def test_ranks_that_wait_for_each_other_are_told_to_tell_first():
     assert verdict.verdict == "hang" and any("before the wait of" in r.what and r.everything for r in verdict.repairs)
 
 
+@protocol(memory=memory, blocks=1, bytes=256, world=2, calls=2)
+def wait_too_late(b: Block) -> None:
+    """Pull that waits for its peers after it has read their slots."""
+    for j in b.peers:
+        b.leader.wait(b.mine.done[j], ">=", b.call - 1, ACQUIRE, SYSTEM)
+    b.copy(b.input, b.mine.slot[: b.elements])
+    for j in b.peers:
+        b.leader.store(b.on(j).ready[b.rank], b.call, RELEASE, SYSTEM)
+    b.reduce([b.input if j == b.rank else b.on(j).slot[: b.elements] for j in range(b.world)], b.output)
+    for j in b.peers:
+        b.leader.wait(b.mine.ready[j], ">=", b.call, ACQUIRE, SYSTEM)
+    for j in b.peers:
+        b.leader.store(b.on(j).done[b.rank], b.call, RELEASE, SYSTEM)
+
+
+def test_a_wait_that_comes_too_late_is_wanted_earlier():
+    found = [r for r in repaired(wait_too_late).repairs if Cost(r.cost) is WAIT and r.everything]
+    assert any(r.what.startswith("the wait of ") for r in found), [r.what for r in found]
+
+
 # ---- what is no repair
 
 
