@@ -3,7 +3,8 @@
 Each candidate (`lab.sim.repairs`) is made in the program at a small configuration that shows the defect, and what
 comes out is judged like any other program; then again with one call more and with one rank more, so that a change which
 only moves the defect is not praised; then at the configuration that was asked for. A race is closed when it is gone, no
-other kind of race has come, and nothing hangs or gives up. What cannot be judged is not called a repair.
+other kind of race has come, and nothing hangs or gives up. What cannot be proved at the small configuration is not
+called a repair; where it was only explored at a larger one, the repair says so.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from lab.protocol.program import Program
 from lab.protocol.tables import Tables, compile_tables
 from lab.protocol.write import Config, Protocol
 from lab.sim import machine as m
+from lab.sim.determinate import why_not_determinate
 from lab.sim.explain import Explainer
 from lab.sim.explore import INTERRUPTED, explore
-from lab.sim.judge import Judgement, Limits, judge_program, judge_report
+from lab.sim.judge import Basis, Judgement, Limits, judge_program, judge_report
 from lab.sim.minimise import Key, key_of, smaller
-from lab.sim.races import Execution, RaceReport, find_races
+from lab.sim.races import Execution, find_races
 from lab.sim.repairs.candidate import Candidate
 from lab.sim.repairs.candidates import for_outcome, for_race
 from lab.sim.repairs.waits import blocks_of
@@ -31,6 +33,7 @@ from lab.sim.verdict import Race, Repair
 
 _AFFORDABLE = 60_000  # operations of a program that is judged at the configuration asked for
 _EXECUTIONS, _STATES, _SECONDS = 100, 100_000, 2.0  # of one judgement
+_STATES_LARGER, _SECONDS_LARGER = 20_000, 0.5  # where one is explored at least
 _HANGS_LOOKED_FOR = 64  # executions
 Progress = Callable[[int, int], None]
 
@@ -64,7 +67,7 @@ class Repairs:
     Attributes:
         found: Changes that close something, the cheapest first.
         tried: Candidates tried.
-        unproved: Candidates against which nothing was found and of which nothing was proved.
+        unproved: Candidates against which nothing was found in small, and of which nothing was proved.
         seconds: Time spent.
         stopped: Why it ended before all were tried; None: it did not.
     """
@@ -116,11 +119,12 @@ def find_repairs(
 
 @dataclass(frozen=True)
 class _Trial:
-    """A program in which a change is tried: its configuration and the races it has."""
+    """A program in which a change is tried: its configuration, its races, whether one execution decides them."""
 
     config: Config
     program: Program
     keys: frozenset[Key]
+    determinate: bool
 
     @cached_property
     def fingerprint(self) -> str:
@@ -143,9 +147,9 @@ class _Search:
             early_timeout=defect.early_timeout,
         )
         self.repairs = Repairs()
-        self._asked = _Trial(config, defect.program, frozenset(map(key_of, defect.races)))
+        self.larger = replace(self.limits, states=_STATES_LARGER, seconds=_SECONDS_LARGER)
+        self._asked = _Trial(config, defect.program, frozenset(map(key_of, defect.races)), False)
         self._closing: set[str] = set()
-        self._open = False  # whether some judgement of the candidate at hand was left open
 
     def run(self) -> None:
         """Go through the defects; each gets its share of the time that is left."""
@@ -169,10 +173,9 @@ class _Search:
             if self._known(candidate, target) or self._closing.intersection(candidate.unless):
                 continue
             self.repairs.tried += 1
-            self._open = False
-            if all(self._closes(one, candidate, key) for one in (trial, *others)):
-                self._confirm(candidate, key, (trial, *others), until)
-            self.repairs.unproved += self._open
+            judged = self._tried((trial, *others), candidate, key, until)
+            if judged is not None:
+                self._keep(candidate, key, judged)
             self.progress(self.repairs.tried, len(self.repairs.found))
 
     def _known(self, candidate: Candidate, target: int | None) -> bool:
@@ -202,10 +205,11 @@ class _Search:
         try:
             self.protocol.accept(config)
             program = self.protocol.program(config)
-            races = find_races(compile_tables(program)).races
+            report = find_races(compile_tables(program))
         except LabError:
             return None  # a configuration that the protocol refuses shows nothing
-        return _Trial(config, program, frozenset(key_of(race) for race in races))
+        determinate = why_not_determinate(report.execution, bool(report.races)) is None
+        return _Trial(config, program, frozenset(key_of(race) for race in report.races), determinate)
 
     def _small_racing(self, target: int, until: float) -> _Trial | None:
         key = key_of(self.defect.races[target])
@@ -213,7 +217,8 @@ class _Search:
         for config in [shown] if shown else smaller(self.config):
             trial = self._trial(config)
             if trial is not None and key in trial.keys:
-                wide = self._trial(self._with_blocks(trial.config))
+                # Where one execution does not decide, two blocks have too many schedules to search.
+                wide = self._trial(self._with_blocks(trial.config)) if trial.determinate else None
                 return wide if wide is not None and key in wide.keys else trial
             if time.perf_counter() > until:
                 break
@@ -244,29 +249,39 @@ class _Search:
 
     # ---- one candidate
 
-    def _closes(self, trial: _Trial, candidate: Candidate, key: Key | None) -> bool:
-        """Whether a candidate closes the race `key` (None: whatever is wrong) in a program, without a new defect."""
-        report = self._changed(trial, candidate)
-        return report is not None and self._closed(trial, report, key) is not None
+    def _tried(
+        self, trials: tuple[_Trial, ...], candidate: Candidate, key: Key | None, until: float
+    ) -> list[tuple[_Trial, Judgement]] | None:
+        """What the checker says of a candidate at each configuration; None: it does not close the defect at one."""
+        judged: list[tuple[_Trial, Judgement]] = []
+        for trial in (*trials, self._asked):
+            if trial is self._asked and (trial.program.n_ops > _AFFORDABLE or time.perf_counter() > until):
+                break
+            if trial.config in [done.config for done, _ in judged]:
+                continue
+            judgement = self._judged(trial, candidate, key, self.limits if not judged else self.larger)
+            if judgement is None:
+                return None
+            if not judged and judgement.basis is Basis.EXPLORATION:
+                self.repairs.unproved += 1
+                return None
+            judged.append((trial, judgement))
+        return judged
 
-    def _changed(self, trial: _Trial, candidate: Candidate) -> RaceReport | None:
-        """The race check of the changed program; None: the change cannot be made there, or changes nothing."""
+    def _judged(self, trial: _Trial, candidate: Candidate, key: Key | None, limits: Limits) -> Judgement | None:
+        """The judgement on a program with a candidate; None: the race `key`, or whatever is wrong, is not closed."""
         try:
             program = candidate.change(trial.program)
             if program is None or program.fingerprint() == trial.fingerprint:
                 return None
-            return find_races(compile_tables(program))
+            report = find_races(compile_tables(program))
         except LabError:
             return None  # it has an address outside its region, say
-
-    def _closed(self, trial: _Trial, report: RaceReport, key: Key | None) -> Judgement | None:
-        """The judgement on a changed program, if the race `key` is closed in it without a new defect."""
         if key is not None and key in {key_of(race) for race in report.races}:
             return None
-        judgement = judge_report(report, self.limits)
+        judgement = judge_report(report, limits)
         if not judgement.caught:
-            self._open = self._open or not judgement.proved
-            return judgement if judgement.proved else None
+            return judgement
         left = {key_of(race) for race in judgement.races}
         if key is None or not left or not left <= trial.keys - {key} or self._stuck(report.execution.tables):
             return None
@@ -279,36 +294,28 @@ class _Search:
             raise KeyboardInterrupt
         return bool(found.hangs or found.aborts)
 
-    def _confirm(self, candidate: Candidate, key: Key | None, trials: tuple[_Trial, ...], until: float) -> None:
-        """Judge a candidate that closes the defect in small at the configuration asked for, and keep it."""
-        at = [_said(trial.config) for trial in trials]
-        asked = self._asked
-        races = self.defect.races
-        closes = tuple(k for k, race in enumerate(races, 1) if key_of(race) == key)
-        everything, covered = False, ""
-        if asked.program.n_ops <= _AFFORDABLE and time.perf_counter() < until:
-            report = self._changed(asked, candidate)
-            judgement = None if report is None else self._closed(asked, report, key)
-            if judgement is None:
-                return
-            left = {key_of(race) for race in judgement.races}
-            everything, covered = judgement.proved, judgement.covered if judgement.proved else ""
-            closes = tuple(k for k, race in enumerate(races, 1) if key_of(race) not in left)
-            if asked.config not in [trial.config for trial in trials]:
-                at.append(f"as asked ({_said(asked.config)})")
+    def _keep(self, candidate: Candidate, key: Key | None, judged: list[tuple[_Trial, Judgement]]) -> None:
+        """Keep a candidate that closes the defect, with what it does to the other races where it was asked for."""
+        asked = next((judgement for trial, judgement in judged if trial.config == self.config), None)
+        left = {key_of(race) for race in asked.races} if asked else set(map(key_of, self.defect.races)) - {key}
+        everything = asked is not None and asked.proved
         self._closing.add(candidate.what)
         self.repairs.found.append(
             Repair(
                 kind=candidate.cost.name.lower().replace("_", " "),
                 cost=int(candidate.cost),
-                closes=closes,
+                closes=tuple(k for k, race in enumerate(self.defect.races, 1) if key_of(race) not in left),
                 everything=everything,
                 what=candidate.what,
                 write=candidate.write,
-                tried_at=tuple(at),
-                covered=covered,
+                tried_at=tuple(_said(trial.config) + _basis(judgement) for trial, judgement in judged),
+                covered=asked.covered if asked is not None and everything else "",
             )
         )
+
+
+def _basis(judgement: Judgement) -> str:
+    return " (explored, not proved)" if judgement.basis is Basis.EXPLORATION else ""
 
 
 def _said(config: Config) -> str:

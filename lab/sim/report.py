@@ -49,25 +49,30 @@ def _lines(verdict: Verdict) -> Iterator[str]:
 
 
 def _repairs(verdict: Verdict) -> Iterator[str]:
-    """Changes that close everything; where there is none, those that close each race."""
+    """Changes that close everything; where there is none, those that close each race, and what no race explains."""
     if not verdict.repairs_tried:
         return
+    several = len(verdict.races) > 1
     whole = [repair for repair in verdict.repairs if repair.everything]
     if whole:
-        yield from _closing("one change closes it" if len(verdict.races) < 2 else "one change closes all of it", whole)
-    for number in range(1, len(verdict.races) + 1) if not whole else ():
-        some = [repair for repair in verdict.repairs if number in repair.closes]
-        if some:
+        yield from _closing("one change closes all of it" if several else "one change closes it", whole)
+    else:
+        for number in range(1, len(verdict.races) + 1):
+            some = [repair for repair in verdict.repairs if number in repair.closes]
             yield from _closing(f"race {number} is closed by one change", some)
-        else:
-            yield f"\nno single change that was tried closes race {number}"
-    if not whole and not verdict.races:
-        yield "\nno single change that was tried closes it"
+            if not some:
+                yield f"\nno single change that was tried closes race {number}"
+        rest = [repair for repair in verdict.repairs if not repair.closes]
+        yield from _closing(f"the {verdict.verdict} is closed by one change", rest)
+        if not rest and not verdict.races:
+            yield "\nno single change that was tried closes it"
     yield f"\n{verdict.repairs_tried}"
 
 
 def _closing(title: str, repairs: list[Repair]) -> Iterator[str]:
-    """The cheapest repairs, each with what to write; the places where all of them were judged."""
+    """The cheapest repairs, each with what to write; after those judged at the same configurations, these."""
+    if not repairs:
+        return
     yield f"\n{title}, tried by the checker:"
     for tried_at, same in groupby(repairs[:_REPAIRS_SHOWN], key=lambda repair: repair.tried_at):
         for repair in same:

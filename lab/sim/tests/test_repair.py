@@ -310,6 +310,15 @@ def pull_without_done() -> Protocol:
     return faulty(pull, lambda op: dropped(op) if isinstance(op, Wait) and about(op, "done") else op)
 
 
+def test_where_a_larger_program_can_only_be_explored_the_repair_says_so():
+    found = load("rccl_1932")
+    verdict = repaired(found, found.config(world=3, calls=4, bytes=(4096,), blocks=2), memory="weak", minimise=False)
+    assert verdict.repairs and not any(r.everything for r in verdict.repairs)
+    assert all("(explored, not proved)" not in r.tried_at[0] for r in verdict.repairs)
+    assert all(r.tried_at[-1].endswith("(explored, not proved)") for r in verdict.repairs)
+    assert "the hang is closed by one change" in report(verdict)
+
+
 def test_time_ends_it_and_is_said():
     verdict = check(pull_without_done(), repair_seconds=1e-6, minimise=False)
     assert verdict.repairs == () and "not all: stopped after" in verdict.repairs_tried
