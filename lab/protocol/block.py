@@ -194,6 +194,8 @@ class Block(Verbs):
     ) -> None:
         """Poll this agent's share of a span of packets until every stamp meets the condition; bounds as in `wait`."""
         check_bound(bound, seconds, on_timeout)
+        if condition(cond) is Cond.SUM_LE:
+            raise ProtocolError("stamps are compared one by one, not summed", value=cond, site=user_site())
         self._bounded(
             WaitStamp,
             on_timeout,

@@ -10,12 +10,12 @@ REPLAYS = 2
 
 
 def different_grids(h: Host) -> None:
-    """Back to back, the grid changing from call to call: all blocks, one, half of them."""
+    """Back to back, the grid changing from call to call: all blocks, one, half of them, one."""
     blocks = h.config.blocks or 1
     calls = []
     for call, nbytes in enumerate(h.sizes()):
         x, out = h.input(nbytes), h.output(nbytes)
-        h.launch(x, out, blocks=(blocks, 1, -(-blocks // 2))[call % 3])
+        h.launch(x, out, blocks=(blocks, 1, -(-blocks // 2), 1)[call % 4])
         calls.append((x, out))
     h.sync()
     for x, out in calls:

@@ -17,6 +17,8 @@ from lab.protocol.write import Protocol
 BUILT_IN = {
     "one_shot": "lab.protocol.one_shot",
     "two_shot": "lab.protocol.two_shot",
+    "low_latency": "lab.protocol.low_latency",
+    "mixed_algorithms": "lab.protocol.mixed_algorithms",
     "seed_one_shot": "lab.protocol.seed_rdna_ar",
     "seed_two_shot": "lab.protocol.seed_rdna_ar",
     "repaired_two_shot": "lab.protocol.repaired_rdna_ar",

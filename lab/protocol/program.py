@@ -376,8 +376,8 @@ class Branch(Op):
 class Move(Op):
     """`dst[i] = sum(src[i] for src in sources)` over the agent's share of the span; one source is a copy.
 
-    `stamp`, when given, is written beside every element in the same store (a packet of data and flag: one relaxed
-    atomic store at system scope). Without sources it is a packet without data.
+    `stamp`, when given, is written beside every element in the same store: a packet of data and flag, one relaxed
+    atomic store. Without sources it is a packet without data.
     """
 
     dst: Span

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from lab.protocol.record import Verbs
 from lab.protocol.staging import LOST
 from lab.protocol.write import ACQUIRE, DEVICE, RELAXED, RELEASE, SYSTEM, WAVE, Block, Expr, Reg
 
@@ -39,27 +40,31 @@ def advance_epoch(b: Block, turn: Turn) -> None:
             b.store(b.mine.epoch[word], turn.epoch, RELAXED, WAVE)
 
 
-def give_up(b: Block, turn: Turn, algorithm: int, phase: int, peer: int, lost: Reg) -> None:
-    """The first thread of this rank to lose a peer writes the record."""
-    first = b.leader.cas(b.mine.aborted_at, 0, turn.epoch, RELAXED, DEVICE)
-    with b.leader.when(first == 0):
+def write_record(b: Block, thread: Verbs, turn: Turn, algorithm: int, phase: int, peer: int) -> None:
+    """The first thread of this rank to lose a peer says so."""
+    first = thread.cas(b.mine.aborted_at, 0, turn.epoch, RELAXED, DEVICE)
+    with thread.when(first == 0):
         fields: list[Expr | int] = [algorithm, phase, peer, turn.epoch, b.block]
         for place, value in enumerate(fields, 1):
-            b.leader.store(b.mine.record[place], value, RELAXED, SYSTEM)
-        b.leader.store(b.mine.record[0], LOST, RELEASE, SYSTEM)
-    b.leader.assign(lost, 1)
+            thread.store(b.mine.record[place], value, RELAXED, SYSTEM)
+        thread.store(b.mine.record[0], LOST, RELEASE, SYSTEM)
 
 
 def exchange_release_acquire(b: Block, turn: Turn, algorithm: int, row: int) -> Expr:
     """Block b of this rank meets block b of every peer; not zero, in all threads, when a peer is lost."""
     lost = b.leader.let(0, "lost")
+
+    def lose(peer: int) -> None:
+        write_record(b, b.leader, turn, algorithm, row, peer)
+        b.leader.assign(lost, 1)
+
     b.barrier()  # drains; here a barrier makes the releases below cover every wave, as a drained one does there
     for j in b.peers:
         b.leader.store(b.on(j).flags[row, b.block, b.rank], turn.epoch, RELEASE, SYSTEM)
     for j in b.peers:
         b.leader.wait(
             b.mine.flags[row, b.block, j], ">=", turn.epoch, RELAXED, SYSTEM,
-            seconds=SECONDS, on_timeout=partial(give_up, b, turn, algorithm, row, j, lost), resume=True,
+            seconds=SECONDS, on_timeout=partial(lose, j), resume=True,
         )  # fmt: skip
     b.leader.fence(ACQUIRE, SYSTEM)
     return b.share(lost)

@@ -18,6 +18,7 @@ SCATTER, GATHER, PACKET = range(3)  # phases of the abort record; the first two 
 PHASES = ("scatter", "gather", "packet")
 ALGORITHMS = ("one_shot", "two_shot", "low_latency")
 LOST = 2  # kind of a record
+EMPTY, FULL = 0, 1  # stamps of a packet: its words are the sentinel, or none of them is
 
 
 def staging(m: Declare) -> None:

@@ -12,6 +12,7 @@ one is the outcome of all. It is enough that, by the clocks of one execution und
 * no bounded wait gave up.
 
 A wait that only counts is left out before (`_without_counting`): it chooses when its agent goes on, never with what.
+The stamps of packets are words here, one a cell.
 
 Steps that nothing orders then commute, so any schedule can be turned into the one executed by swapping neighbours
 (Mazurkiewicz 1987). Tested against all schedules of random programs; not machine-proved.
@@ -32,6 +33,7 @@ from lab.protocol.program import (
     Cond,
     Expect,
     Load,
+    Move,
     Op,
     Order,
     Program,
@@ -46,7 +48,7 @@ from lab.protocol.program import (
 from lab.sim import machine as m
 from lab.sim import words
 from lab.sim.races import Clocks, Execution, clocks, execute, find_races
-from lab.sim.straight import NotStraightError, straighten
+from lab.sim.straight import NotStraightError, straighten, touched
 from lab.sim.visibility import every_poll_sees
 
 
@@ -89,12 +91,8 @@ def holds_under_every_model(execution: Execution) -> bool:
     if not every_poll_sees(execution.tables):
         return False
     execution = _without_counting(execution)
-    ops = execution.tables.ops.copy()
-    ops[(ops[:, t.KIND] == t.LOAD) | (ops[:, t.KIND] == t.RMW), t.SYNC] &= ~int(Order.ACQUIRE)
-    plain = replace(execution, tables=replace(execution.tables, ops=ops))
-    if find_races(plain.tables, plain).races:
-        return False
-    return next(_reasons(plain, clocks(plain), False), None) is None
+    found = find_races(execution.tables, execution, waits_only=True)
+    return not found.races and next(_reasons(execution, found.clocks, False), None) is None
 
 
 def _without_counting(execution: Execution) -> Execution:
@@ -144,24 +142,48 @@ def _reasons(execution: Execution, guards: Clocks, racy: bool) -> Iterator[str]:
     used = [_used_registers(agent) for agent in agents]
     for agent in agents:
         for op in agent.ops:
-            if isinstance(op, WaitStamp):
-                yield f"{agent.name} waits for packets ({op.site}), whose order is not tracked"
             if isinstance(op, Wait) and op.cond is Cond.SUM_LE:
                 yield f"{agent.name} waits for a sum of words ({op.site}), which several orders of writes can meet"
             if isinstance(op, Expect) and racy and op.dst in used[agent.id]:
                 yield f"{agent.name} decides by a payload that races ({op.site})"
+    values = np.where(guards.stamp >= 0, guards.stamp, execution.log.value[: execution.steps])
     for steps in _word_accesses(execution).values():
-        yield from _Word(execution, guards, used, steps).reasons()
+        yield from _Word(execution, guards, used, values, steps, guards.joined[steps]).reasons()
+    for steps, joined in _stamp_accesses(execution, guards):
+        yield from _Word(execution, guards, used, values, steps, joined).reasons()
 
 
 class _Word:
-    """The accesses of one word in one execution, in the order they happened."""
+    """The accesses of one word, or of the stamp of a cell, in one execution, in the order they happened.
 
-    def __init__(self, execution: Execution, guards: Clocks, used: list[set[int]], steps: np.ndarray) -> None:
+    values: what each step of the execution writes; steps, joined: the accesses, and of each wait the write that met it.
+    """
+
+    def __init__(
+        self,
+        execution: Execution,
+        guards: Clocks,
+        used: list[set[int]],
+        values: np.ndarray,
+        steps: np.ndarray,
+        joined: np.ndarray,
+    ) -> None:
         self._clocks, self._log, self._used = guards, execution.log, used
-        self._tables = execution.tables
-        self._steps = steps
-        self._writes = np.array([s for s in steps if isinstance(self._op(s), (Store, Rmw))], np.int64)
+        self._tables, self._values = execution.tables, values
+        self._steps, self._joined = steps, dict(zip(steps.tolist(), joined.tolist(), strict=True))
+        self._writes = np.array([s for s in steps if isinstance(self._op(s), (Store, Rmw, Move))], np.int64)
+        self._waited_for = self._packets()
+
+    def _packets(self) -> dict[int, int]:
+        """Of each packet that an agent writes after it has waited for another in the same cell, that other one."""
+        found, last = {}, {}
+        for step in self._steps.tolist():
+            agent = int(self._tables.ops[self._log.op[step], t.AGENT])
+            if isinstance(self._op(step), WaitStamp):
+                last[agent] = self._joined[step]
+            elif last.get(agent, -1) >= 0:
+                found[step] = last[agent]
+        return found
 
     def reasons(self) -> Iterator[str]:
         for step in self._steps:
@@ -169,10 +191,10 @@ class _Word:
             loose = self._loose(step)
             if isinstance(op, (Load, Rmw)) and len(loose) and self._is_used(step, op):
                 yield f"what {op.word} holds when it is read depends on the schedule ({op.site})"
-            if isinstance(op, (Store, Rmw)) and not all(self._commute(step, op, w) for w in loose):
-                yield f"{op.word} is written by several agents that nothing orders ({op.site})"
-            if isinstance(op, Wait) and self._unstable(step, op, loose):
-                yield f"which writes of {op.word} meet a wait, and still do when it looks, is open ({op.site})"
+            if isinstance(op, (Store, Rmw, Move)) and not all(self._commute(step, op, w) for w in loose):
+                yield f"{touched(op)} is written by several agents that nothing orders ({op.site})"
+            if isinstance(op, (Wait, WaitStamp)) and self._unstable(step, op, loose):
+                yield f"which writes of {touched(op)} meet a wait, and still do when it looks, is open ({op.site})"
 
     def _op(self, step: int) -> Op:
         return self._tables.op(int(self._log.op[step]))
@@ -182,26 +204,31 @@ class _Word:
         c, w = self._clocks, self._writes
         before = c.rows[step, c.chain[w]] >= c.time[w]
         after = c.rows[w, c.chain[step]] >= c.time[step]
+        if self._waited_for:
+            packet = self._waited_for.get(step, step)
+            before |= (w == packet) | (c.rows[packet, c.chain[w]] >= c.time[w])
+            packets = np.array([self._waited_for.get(write, write) for write in w.tolist()], np.int64)
+            after |= (packets == step) | (c.rows[packets, c.chain[step]] >= c.time[step])
         return w[~(before | after)]
 
     def _is_used(self, step: int, op: Load | Rmw) -> bool:
         return op.dst in self._used[int(self._tables.ops[self._log.op[step], t.AGENT])]
 
-    def _commute(self, step: int, op: Store | Rmw, other: int) -> bool:
+    def _commute(self, step: int, op: Store | Rmw | Move, other: int) -> bool:
         second = self._op(other)
         if isinstance(op, Rmw) and isinstance(second, Rmw):
             return op.fn == second.fn == "add" and not self._is_used(step, op) and not self._is_used(other, second)
-        return type(op) is type(second) and int(self._log.value[step]) == int(self._log.value[other])
+        return type(op) is type(second) and int(self._values[step]) == int(self._values[other])
 
-    def _unstable(self, step: int, op: Wait, loose: np.ndarray) -> bool:
+    def _unstable(self, step: int, op: Wait | WaitStamp, loose: np.ndarray) -> bool:
         """Whether a write that may come before the waiter's look unmeets the wait, or could have met it instead.
 
         An addition that itself comes after all writes up to the one that met the wait finds it met already.
         """
-        joined, wanted = int(self._clocks.joined[step]), int(self._clocks.wanted[step])
+        joined, wanted = self._joined[step], int(self._clocks.wanted[step])
         needed = self._writes[self._writes <= joined]
         for write in loose[loose > joined].tolist():
-            if not words.met.py_func(int(op.cond), int(self._log.value[write]), wanted):
+            if not words.met.py_func(int(op.cond), int(self._values[write]), wanted):
                 return True
             c = self._clocks
             if isinstance(self._op(write), Rmw) and not np.all(c.rows[write, c.chain[needed]] >= c.time[needed]):
@@ -218,6 +245,26 @@ def _word_accesses(execution: Execution) -> dict[int, np.ndarray]:
     for step in steps[(kinds == t.LOAD) | (kinds == t.STORE) | (kinds == t.RMW) | (kinds == t.WAIT)].tolist():
         found[int(log.row[step])].append(step)
     return {word: np.array(touching, np.int64) for word, touching in found.items()}
+
+
+def _stamp_accesses(execution: Execution, found: Clocks) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The packets and waits of each cell (steps, and of each wait the packet that met it), alike cells only once."""
+    tables, log = execution.tables, execution.log
+    cells, steps, joined = [found.polls[:, 1]], [found.polls[:, 0]], [found.polls[:, 2]]
+    for step in np.flatnonzero(found.stamp >= 0).tolist():
+        move = tables.moves[log.row[step]]
+        cells.append(tables.items[move[t.M_DST] : move[t.M_DST] + move[t.M_COUNT]])
+        steps.append(np.full(move[t.M_COUNT], step))
+        joined.append(np.full(move[t.M_COUNT], -1))
+    cell, step_of, join_of = np.concatenate(cells), np.concatenate(steps), np.concatenate(joined)
+    order = np.lexsort((step_of, cell))
+    edges = np.flatnonzero(np.diff(cell[order], prepend=-1, append=-1))
+    seen: set[bytes] = set()
+    for lo, hi in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        alike = np.stack((step_of[order[lo:hi]], join_of[order[lo:hi]])).astype(np.int64)
+        if alike.tobytes() not in seen:
+            seen.add(alike.tobytes())
+            yield alike[0], alike[1]
 
 
 def _used_registers(agent: Agent) -> set[int]:

@@ -17,6 +17,7 @@ from lab.protocol.program import (
     Fence,
     Load,
     Memory,
+    Move,
     Op,
     Program,
     Region,
@@ -69,6 +70,17 @@ def own_lines(program: Program, kinds: tuple[type[Op], ...] = SYNCHRONISING) -> 
         if is_own(agent):
             for op in agent.ops:
                 if op.phase not in _RUNTIME and isinstance(op, kinds) and not _inside_a_barrier(op):
+                    found.setdefault(line_of(op), op)
+    return found
+
+
+def packet_lines(program: Program) -> dict[Line, Op]:
+    """As `own_lines`, of packets and the waits for them."""
+    found: dict[Line, Op] = {}
+    for agent in program.agents:
+        if is_own(agent):
+            for op in agent.ops:
+                if isinstance(op, WaitStamp) or (isinstance(op, Move) and op.stamp is not None):
                     found.setdefault(line_of(op), op)
     return found
 

@@ -80,12 +80,12 @@ def _needed(one: Agent, two: Agent) -> Scope:
 
 
 def _fence(execution: Execution, after: int, before: int, wanted: Callable[[Fence], bool]) -> bool:
-    """Whether the agent of `after` executes a fence between two of its steps."""
+    """Whether the agent of `after` executes a fence, or crosses a kernel boundary, between two of its steps."""
     for step in _steps_after(execution, after):
         op = _op(execution, step)
         if step >= before:
             return False
-        if isinstance(op, Fence) and wanted(op):
+        if (isinstance(op, Fence) and wanted(op)) or getattr(op, "boundary", False):
             return True
     return False
 

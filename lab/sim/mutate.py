@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from lab.errors import LabError
-from lab.protocol.program import Fence, Load, Op, Order, Program, Scope, WaitStamp
-from lab.sim.edit import SYNCHRONISING, Line, dropped, is_barrier, own_lines
+from lab.protocol.program import Fence, Load, Move, Op, Order, Program, Scope, WaitStamp
+from lab.sim.edit import Line, dropped, is_barrier, own_lines, packet_lines
 from lab.sim.executor import Executor, InProcess
 from lab.sim.judge import DEFAULT_LIMITS, Basis, Judgement, Limits, judge_program
 from lab.sim.slots import at_depth, slot_dimensions
@@ -35,7 +35,7 @@ class Mutant:
         what: What was changed, in words.
         line, phase: Where.
         example: The operation of one agent that it changes.
-        kind: `drop`, `order`, `scope` or `buffer`.
+        kind: `drop`, `stamp`, `order`, `scope` or `buffer`.
         change: Makes the change; changes of several mutants can be made one after the other.
         program: The changed program.
         orders_only: The change takes away an order, a scope or a fence, and no operation that reads or writes.
@@ -158,7 +158,7 @@ def score(outcomes: list[Outcome]) -> float | None:
 
 
 def _every(program: Program) -> Iterator[Mutant]:
-    for place, example in own_lines(program, (*SYNCHRONISING, WaitStamp)).items():
+    for place, example in {**own_lines(program), **packet_lines(program)}.items():
         for what, kind, change in _changes(place, example):
             orders_only = kind in ("order", "scope") or isinstance(example, Fence)
             where = (str(place.site), place.phase, example.describe())
@@ -168,6 +168,12 @@ def _every(program: Program) -> Iterator[Mutant]:
 
 def _changes(place: Line, example: Op) -> Iterator[tuple[str, str, Change]]:
     """(what, kind, change) of each way to weaken a line."""
+    if isinstance(example, Move) and example.sources:
+        yield "write no stamp", "stamp", partial(place.change, _unstamped)
+        return
+    if isinstance(example, Move):
+        yield "drop the packet", "drop", partial(place.change, dropped)
+        return
     if not isinstance(example, Load):  # what it loads is used
         yield f"drop the {_called(example)}", "drop", partial(place.change, dropped)
     if is_barrier(example) or isinstance(example, WaitStamp):
@@ -189,6 +195,10 @@ def _called(op: Op) -> str:
     if is_barrier(op):
         return "block barrier"
     return "wait for packets" if isinstance(op, WaitStamp) else type(op).__name__.lower()
+
+
+def _unstamped(op: Op) -> Op:
+    return replace(op, stamp=None)  # type: ignore[call-arg]
 
 
 def _with_order(most: Order) -> Callable[[Op], Op]:

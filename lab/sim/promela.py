@@ -31,8 +31,10 @@ def promela(straight: Straight) -> str:
     """The model of a straight program without races.
 
     Raises:
-        ValueError: It has races, or a word of 256 or more, which a byte does not hold.
+        ValueError: It has races, packets, or a word of 256 or more, which a byte does not hold.
     """
+    if np.any(straight.tables.ops[straight.op, t.STAMP] >= 0):
+        raise ValueError("a packet changes several stamps in one step, a model of bytes does not")
     if straight.racy:
         raise ValueError("a racing program has no single expected version at a read")
     return _Model(straight).text()

@@ -7,11 +7,15 @@ The machine runs the program once. The clocks are then computed from what each w
 * A wait joins the *first* write of the word's modification order that meets its condition and that the waiter may still
   read. Joining the last one seen would hide races that another schedule shows. A load whose result nobody uses is a
   wait for anything.
-* A relaxed read gives order only through a later acquire fence.
+* A relaxed read gives order only through a later acquire fence. Where a kernel starts and ends there is a fence too.
 * Two agents synchronise when the scopes of both sides include the other: wave < block < device (rank) < system.
+* A packet (a stamped store) is, cell by cell, a relaxed atomic store at system scope, and a wait for stamps a relaxed
+  read. As above it joins the first packet that meets it, and gives order through fences only.
 
 Then all conflicting accesses of each payload cell are compared pairwise; two that neither clock covers race, whatever
-happened in this run. Words never race (they are atomic), packets (stamped stores) neither.
+happened in this run. Words never race (they are atomic). An agent that has waited for a packet comes after it and what
+happens before it, in the cells of that packet and with its own accesses only (coherence). But packets that nothing
+orders race with each other, and a packet with a wait that it might unmeet.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import numpy as np
 from numba import njit
 
 from lab.protocol import tables as t
-from lab.protocol.program import Move, Scope
+from lab.protocol.program import Scope
 from lab.protocol.tables import Tables
 from lab.sim import machine as m
 from lab.sim import words
@@ -32,6 +36,9 @@ from lab.sim.verdict import Race, access_of, ranges
 
 _BLOCK, _DEVICE, _SYSTEM = int(Scope.BLOCK), int(Scope.DEVICE), int(Scope.SYSTEM)
 _LEVELS = 4
+# What an access does to a cell.
+READ, WRITE, WAIT = range(3)
+ACCESS_KINDS = ("read", "write", "wait")
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,9 @@ class Clocks:
         chain: int32 (steps,): its chain.
         joined: int32 (steps,): the step whose write a word read joined, -1: the initial value, or no read.
         wanted: int64 (steps,): what a wait compared with.
+        stamp: int64 (steps,): what a step stamped, -1: nothing.
+        polls: int32 (polls, 3): for each cell of each wait for stamps, in the order of the execution, its step, the
+            cell, and the step of the packet that it joined; -1: what the cell held at first.
     """
 
     rows: np.ndarray
@@ -64,6 +74,8 @@ class Clocks:
     chain: np.ndarray
     joined: np.ndarray
     wanted: np.ndarray
+    stamp: np.ndarray
+    polls: np.ndarray
 
 
 def execute(
@@ -77,14 +89,18 @@ def execute(
     return Execution(tables, memory, outcome, int(state.counts[m.C_STEPS]), log, state, static)
 
 
-def clocks(execution: Execution, guards_only: bool = False) -> Clocks:
+def clocks(execution: Execution, guards_only: bool = False, waits_only: bool = False) -> Clocks:
     """Compute the vector clocks of an execution.
 
     With `guards_only`, the order that holds in every schedule whatever the memory orders say: a wait comes after the
-    write that first meets it, and nothing else orders two agents.
+    write that first meets it, and nothing else orders two agents. With `waits_only`, what loads and read-modify-writes
+    acquire does not count.
     """
     tables = execution.tables
     steps = execution.steps
+    sent, polled = _packet_counts(execution)
+    cells = len(tables.cell_start) if sent or polled else 0
+    stamp, polls = np.full(steps, -1, np.int64), np.zeros((polled, 3), np.int32)
     n_agents = len(tables.agent_start)
     rows = np.zeros((steps, tables.program.chains), np.int32)
     time, chain = np.zeros(steps, np.int32), np.full(steps, -1, np.int32)
@@ -113,9 +129,25 @@ def clocks(execution: Execution, guards_only: bool = False) -> Clocks:
         chain,
         joined,
         wanted,
+        stamp,
+        (tables.moves, tables.sources, tables.items),
+        (np.full(cells, -1, np.int64), np.zeros((sent, 2), np.int64)),
+        (np.full(cells, -1, np.int64), np.zeros(polled, np.int64)),
+        polls,
         guards_only,
+        waits_only,
     )
-    return Clocks(rows, time, chain, joined, wanted)
+    return Clocks(rows, time, chain, joined, wanted, stamp, polls)
+
+
+def _packet_counts(execution: Execution) -> tuple[int, int]:
+    """How many cells packets write, and how many waits for stamps look at, counted each time."""
+    ops, log = execution.tables.ops, execution.log
+    steps = np.flatnonzero(log.op[: execution.steps] >= 0)
+    ran = log.op[steps]
+    sends, waits = steps[ops[ran, t.STAMP] >= 0], steps[ops[ran, t.KIND] == t.WAIT_STAMP]
+    sent, polled = (int(execution.tables.moves[log.row[some], t.M_COUNT].sum()) for some in (sends, waits))
+    return sent, polled
 
 
 @njit(forceinline=True, cache=True)
@@ -202,7 +234,13 @@ def _clocks(
     chain,
     joined,
     wanted,
+    stamp,
+    payload,
+    packets,
+    seen_before,
+    polls,
     guards_only,
+    waits_only,
 ):
     n_agents, n_chains = len(rank), rows.shape[1]
     now = np.zeros((n_agents, n_chains), np.int32)
@@ -219,6 +257,7 @@ def _clocks(
     last_read = np.full(n_agents, -1, np.int32)
     used = _registers_read(ops, exprs, postfix, n_agents)
     places = (rank, block, call, host)
+    sent = polled = 0
     started = np.zeros(n_agents, np.bool_)
     for op in range(len(ops)):
         if not started[ops[op, t.AGENT]]:
@@ -262,7 +301,7 @@ def _clocks(
             joined[step] = log_seen[step] if is_used else earliest[step]
             read_before[step], last_read[agent] = last_read[agent], step
             acquires = order & 1 != 0
-            if acquires or not guards_only:
+            if (acquires or not guards_only) and (kind == t.WAIT or not waits_only):
                 for k in range(ops[op, t.COUNT] if fn == words.SUM_LE else 1):
                     seen = joined[step] if k == 0 else last[at + k]
                     if seen >= 0 and scope >= _needed_scope(agent, writer[seen], rank, block, call, host):
@@ -281,14 +320,43 @@ def _clocks(
                 registers[agent, ops[op, t.DST]] = old
         if kind == t.EXPECT and ops[op, t.DST] >= 0:
             registers[agent, ops[op, t.DST]] = log_value[step]
-        if kind == t.FENCE:
-            if order & 1:
-                for level in range(1, scope + 1):
-                    _join(now[agent], pending[agent, level])
+        if kind == t.WAIT_STAMP:
+            wanted[step] = words.operand(exprs, postfix, ops[op, t.VALUE], registers, agent)
+            first, condition = polled, (ops[op, t.FN], wanted[step])
+            polled = _poll(
+                step, condition, payload, at, packets, seen_before, stamp, polls, polled, now[agent], time, chain
+            )
+            for k in range(first, polled):
+                seen = polls[k, 2]
+                if seen >= 0 and (k == first or seen != polls[k - 1, 2]):
+                    _join_released(
+                        now,
+                        pending,
+                        agent,
+                        guards_only,
+                        _SYSTEM,
+                        seen,
+                        released,
+                        is_rmw,
+                        previous,
+                        writer,
+                        rows,
+                        places,
+                    )
+        boundary = (kind == t.WAIT or kind == t.RMW) and sync & t.BOUNDARY != 0
+        if boundary or (kind == t.FENCE and order & 1):
+            for level in range(1, scope + 1):
+                _join(now[agent], pending[agent, level])
         rows[step] = now[agent]
-        if kind == t.FENCE and order & 2:
+        if boundary or (kind == t.FENCE and order & 2):
             for level in range(1, scope + 1):
                 fence[agent, level] = step
+        if kind == t.MOVE and ops[op, t.STAMP] >= 0:
+            writer[step] = agent
+            stamp[step] = words.operand(exprs, postfix, ops[op, t.STAMP], registers, agent)
+            for level in range(1, _LEVELS):
+                released[step, level] = step if guards_only else fence[agent, level]
+            sent = _send(step, payload, at, packets, sent)
         if writes:
             writer[step] = agent
             is_rmw[step] = kind == t.RMW
@@ -298,6 +366,53 @@ def _clocks(
             last[at] = step
         # Registers are recomputed so that wait operands are known; local operations come right after.
         _local(ops, op + 1, exprs, postfix, registers, agent)
+
+
+@njit(cache=True)
+def _send(step, payload, row, packets, sent):
+    """A packet becomes the last of each of its cells; `packets`: the last of each cell, then (step, the one before)."""
+    moves, _, items = payload
+    last, nodes = packets
+    for i in range(moves[row, t.M_DST], moves[row, t.M_DST] + moves[row, t.M_COUNT]):
+        nodes[sent, 0], nodes[sent, 1] = step, last[items[i]]
+        last[items[i]] = sent
+        sent += 1
+    return sent
+
+
+@njit(cache=True)
+def _poll(step, condition, payload, row, packets, seen_before, stamp, polls, polled, now, time, chain):
+    """Add to `polls` which packet a wait joins in each of its cells: the earliest that meets it and that it may see.
+
+    It may not see one older than a packet that happens before it, or that a wait saw which happens before it.
+    """
+    moves, sources, items = payload
+    last, nodes = packets
+    last_poll, poll_before = seen_before
+    cond, value = condition
+    at = sources[moves[row, t.M_SOURCES]]
+    for i in range(at, at + moves[row, t.M_COUNT]):
+        cell, floor = items[i], np.int64(-1)
+        poll = last_poll[cell]
+        while poll >= 0:
+            other = polls[poll, 0]
+            if polls[poll, 2] > floor and now[chain[other]] >= time[other]:
+                floor = np.int64(polls[poll, 2])
+            poll = poll_before[poll]
+        best, node = np.int64(-1), last[cell]
+        while node >= 0:
+            write = nodes[node, 0]
+            if words.met(cond, stamp[write], value):
+                best = write
+            if now[chain[write]] >= time[write] or write == floor:
+                break
+            node = nodes[node, 1]
+        if node < 0 and words.met(cond, 0, value):
+            best = np.int64(-1)
+        polls[polled, 0], polls[polled, 1], polls[polled, 2] = step, cell, best
+        last_poll[cell], poll_before[polled] = polled, last_poll[cell]
+        polled += 1
+    return polled
 
 
 @njit(cache=True)
@@ -358,18 +473,59 @@ class RaceReport:
     clocks: Clocks
 
 
-def find_races(tables: Tables, execution: Execution | None = None) -> RaceReport:
-    """Check one execution (by default: each agent runs on until it blocks) for races."""
+def find_races(tables: Tables, execution: Execution | None = None, waits_only: bool = False) -> RaceReport:
+    """Check one execution (by default: each agent runs on until it blocks) for races; `waits_only` as in `clocks`."""
     execution = execution or execute(tables)
-    found = clocks(execution)
-    cells, steps, writes = accesses(tables, execution)
-    order = np.lexsort((steps, cells))
-    pairs = _all_pairs(cells[order], steps[order], writes[order], found.rows, found.time, found.chain)
+    found = clocks(execution, waits_only=waits_only)
+    pairs = conflicts(tables, execution, found)
     return RaceReport(_describe(tables, execution, found, pairs), pairs, execution, found)
 
 
+def conflicts(tables: Tables, execution: Execution, found: Clocks, ordered: bool = False) -> np.ndarray:
+    """Distinct pairs of steps that race or, with `ordered`, would if no clock ordered them.
+
+    Returns:
+        int64 (pairs, 6): earlier step, later step, a cell, how many cells, what each does (READ, WRITE, WAIT).
+    """
+    cells, steps, writes = accesses(tables, execution)
+    kinds = np.concatenate((np.where(writes, WRITE, READ), np.full(len(found.polls), WAIT))).astype(np.int8)
+    has = np.concatenate((_waited_for(tables, execution, found.polls, cells, steps), found.polls[:, 2]))
+    cells, steps = np.concatenate((cells, found.polls[:, 1])), np.concatenate((steps, found.polls[:, 0]))
+    order = np.lexsort((steps, cells))
+    cond = tables.ops[np.maximum(execution.log.op[: execution.steps], 0), t.FN]
+    return _all_pairs(
+        *(column[order] for column in (cells, steps, kinds, has)),
+        found.stamp,
+        cond,
+        found.wanted,
+        found.rows,
+        found.time,
+        found.chain,
+        ordered,
+    )
+
+
+def _waited_for(
+    tables: Tables, execution: Execution, polls: np.ndarray, cells: np.ndarray, steps: np.ndarray
+) -> np.ndarray:
+    """For each access the step of the packet that its agent last waited for in the cell, -1: none."""
+    if not len(polls):
+        return np.full(len(cells), -1, np.int32)
+    agent = tables.ops[np.maximum(execution.log.op[: execution.steps], 0), t.AGENT].astype(np.int64)
+
+    def key(cell: np.ndarray, step: np.ndarray) -> np.ndarray:
+        return (cell.astype(np.int64) * len(tables.agent_start) + agent[step]) * execution.steps + step
+
+    known = key(polls[:, 1], polls[:, 0])
+    order = np.argsort(known)
+    last = np.searchsorted(known[order], key(cells, steps)) - 1
+    poll = polls[order[np.maximum(last, 0)]]
+    same = (last >= 0) & (poll[:, 1] == cells) & (agent[poll[:, 0]] == agent[steps])
+    return np.where(same, poll[:, 2], -1).astype(np.int32)
+
+
 def accesses(tables: Tables, execution: Execution) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(cell, step, is a write) of every payload access of an execution, packets left out."""
+    """(cell, step, is a write) of every access to payload in an execution; waits for stamps are none."""
     steps = np.flatnonzero(execution.log.op[: execution.steps] >= 0)
     kinds = tables.ops[execution.log.op[steps], t.KIND]
     steps = steps[(kinds == t.MOVE) | (kinds == t.FILL) | (kinds == t.EXPECT)]
@@ -386,25 +542,20 @@ def accesses(tables: Tables, execution: Execution) -> tuple[np.ndarray, np.ndarr
             writes.append(np.full(n, write))
     if not cells:
         return np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, bool)
-    cell, step_of, write = np.concatenate(cells), np.concatenate(owners), np.concatenate(writes)
-    keep = ~np.isin(tables.cell_region[cell], _packet_regions(tables))
-    return cell[keep], step_of[keep], write[keep]
+    return np.concatenate(cells), np.concatenate(owners), np.concatenate(writes)
 
 
-def _packet_regions(tables: Tables) -> np.ndarray:
-    """Regions that stamped stores write: data and flag arrive together, so their accesses are atomic."""
-    stamped = {
-        op.dst.region.id
-        for agent in tables.program.agents
-        for op in agent.ops
-        if isinstance(op, Move) and op.stamp is not None
-    }
-    return np.array(sorted(stamped), np.int32)
+@njit(forceinline=True, cache=True)
+def _packet_saves(write, other, kind, has, stamp, cond, wanted, rows, time, chain):
+    """Whether step `other`, whose agent has waited for packet `has`, need not be ordered with a write of the cell."""
+    if kind == WAIT and (stamp[write] < 0 or words.met(cond[other], stamp[write], wanted[other])):
+        return True  # it leaves the wait met
+    return has >= 0 and (has == write or rows[has, chain[write]] >= time[write])
 
 
 @njit(cache=True)
-def _all_pairs(cells, steps, writes, rows, time, chain):
-    """Distinct racing pairs: int64 rows (earlier step, later step, a cell, cells, first writes, second writes)."""
+def _all_pairs(cells, steps, kinds, has, stamp, cond, wanted, rows, time, chain, ordered):
+    """See `conflicts`."""
     size = 1024
     table = np.full(size, -1, np.int64)
     out = np.zeros((256, 6), np.int64)
@@ -418,9 +569,13 @@ def _all_pairs(cells, steps, writes, rows, time, chain):
         for i in range(lo, hi):
             for j in range(i + 1, hi):
                 a, b = steps[i], steps[j]
-                if not (writes[i] or writes[j]) or a == b or chain[a] == chain[b]:
+                if (kinds[i] != WRITE and kinds[j] != WRITE) or a == b or chain[a] == chain[b]:
                     continue
-                if rows[b, chain[a]] >= time[a]:
+                if not ordered and rows[b, chain[a]] >= time[a]:
+                    continue
+                if kinds[i] == WRITE and _packet_saves(a, b, kinds[j], has[j], stamp, cond, wanted, rows, time, chain):
+                    continue
+                if kinds[j] == WRITE and _packet_saves(b, a, kinds[i], has[i], stamp, cond, wanted, rows, time, chain):
                     continue
                 slot = ((np.int64(a) * 2654435761 + b) * 40503) & (size - 1)
                 while table[slot] >= 0 and (out[table[slot], 0] != a or out[table[slot], 1] != b):
@@ -447,7 +602,7 @@ def _all_pairs(cells, steps, writes, rows, time, chain):
                         slot = (slot + 1) & (size - 1)
                 table[slot] = count
                 out[count, 0], out[count, 1], out[count, 2], out[count, 3] = a, b, cells[i], 1
-                out[count, 4], out[count, 5] = writes[i], writes[j]
+                out[count, 4], out[count, 5] = kinds[i], kinds[j]
                 count += 1
         lo = hi
     return out[:count]
@@ -481,15 +636,15 @@ def _in_order(tables: Tables, execution: Execution, pair: np.ndarray) -> tuple[i
     one, two = _agent(tables, execution, a), _agent(tables, execution, b)
     if one.sequence != two.sequence and "host" not in (one.kind, two.kind):
         return (a, b) if one.sequence < two.sequence else (b, a)
-    if pair[4] and pair[5]:
+    if pair[4] == WRITE and pair[5] == WRITE:
         return a, b
-    return (a, b) if pair[4] else (b, a)
+    return (a, b) if pair[4] == WRITE else (b, a)
 
 
 def _race(
     tables: Tables, execution: Execution, found: Clocks, pair: np.ndarray, first: int, second: int, count: int
 ) -> Race:
-    kinds = {int(pair[0]): "write" if pair[4] else "read", int(pair[1]): "write" if pair[5] else "read"}
+    kinds = {int(pair[0]): ACCESS_KINDS[pair[4]], int(pair[1]): ACCESS_KINDS[pair[5]]}
     one = access_of(tables, int(execution.log.op[first]), kinds[first])
     two = access_of(tables, int(execution.log.op[second]), kinds[second])
     cells = _common_cells(tables, execution, first, second, kinds)

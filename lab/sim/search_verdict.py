@@ -17,7 +17,7 @@ from numba import njit
 from lab.protocol.tables import Tables
 from lab.sim import races
 from lab.sim.races import Execution
-from lab.sim.straight import cell_classes, guards_between, merge_chains
+from lab.sim.straight import guards_between, merge_chains
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,7 @@ def one_schedule(tables: Tables, execution: Execution | None = None) -> OneSched
     joins = np.stack(
         (own, np.where(is_first, continued[own], own), row_of[source], of_thread, minimum), axis=1
     ).reshape(-1, 5)
-    cells, at, writes = cell_classes(*races.accesses(tables, execution))
-    at = place_of[at]
-    pairs = _conflicts(cells, at, writes, chain)
+    pairs = place_of[races.conflicts(tables, execution, found, ordered=True)[:, :2]]
     earlier, later = pairs[:, 0], pairs[:, 1]
     # Steps of one thread are ordered: nothing to compare.
     apart = thread[earlier] != thread[later]
@@ -126,30 +124,6 @@ def _sources(chain, rows, time):
         latest[own] = e
         needed_at[e + 1] = count
     return needed_at, needed[:count].copy()
-
-
-@njit(cache=True)
-def _conflicts(cells, at, writes, chain):
-    """int64 (pairs, 2): distinct pairs of steps, earlier first, that access a cell in common, one of them writing."""
-    found = set()
-    found.add((np.int64(-1), np.int64(-1)))
-    lo = 0
-    while lo < len(cells):
-        hi = lo
-        while hi < len(cells) and cells[hi] == cells[lo]:
-            hi += 1
-        for j in range(lo, hi):
-            for i in range(lo, j):
-                if (writes[i] or writes[j]) and chain[at[i]] != chain[at[j]]:
-                    found.add((at[i], at[j]))
-        lo = hi
-    out = np.zeros((len(found) - 1, 2), np.int64)
-    k = 0
-    for a, b in found:
-        if a >= 0:
-            out[k, 0], out[k, 1] = a, b
-            k += 1
-    return out
 
 
 @njit(nogil=True, cache=True, _nrt=False)

@@ -265,6 +265,7 @@ def _with_visibility(
         found[row] = replace(touch, reads=touch.reads | {_VISIBILITY})
     kinds, sync = ops[:, t.KIND], ops[:, t.SYNC]
     releases = np.isin(kinds, (t.STORE, t.RMW, t.FENCE)) & (sync & 2 > 0) & (sync >> 4 >= int(Scope.SYSTEM))
+    releases |= (kinds == t.WAIT) & (np.maximum(sync, 0) & t.BOUNDARY > 0)
     for row in np.flatnonzero(releases).tolist():
         touch = touched[row] or conflicts.Touch.nothing()
         found[row] = replace(touch, writes=touch.writes | {_VISIBILITY})

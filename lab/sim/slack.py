@@ -16,7 +16,10 @@ from lab.sim.judge import DEFAULT_LIMITS, Judgement, Limits, judge_program
 from lab.sim.mutate import Change, Mutant, Outcome, judge, mutants
 from lab.sim.slots import SlotDimension, at_depth, slot_dimensions
 
-_COSTLIEST_FIRST = ("wait", "wait for packets", "block barrier", "rmw", "fence", "store", "buffer", "scope", "order")
+_COSTLIEST_FIRST = (
+    *("wait", "wait for packets", "block barrier", "rmw", "fence", "packet", "store"),
+    *("buffer", "stamp", "scope", "order"),
+)
 Progress = Callable[[str], None]
 
 

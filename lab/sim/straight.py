@@ -24,6 +24,8 @@ The conditions, for each word, with writes ordered as they become visible:
 * a wait is met in exactly those states in which the writes up to the one that met it are visible: for each set of
   writes that the must order allows when the waiter looks, the value is computed and the condition evaluated.
 
+The stamps of packets are words here, one for all cells that are handled alike; a packet writes several at once.
+
 By induction on the steps, every schedule then executes the same operations with the same operands: Mazurkiewicz,
 Trace Theory, 1987.
 """
@@ -37,7 +39,7 @@ from numba import njit
 
 from lab.errors import LabError
 from lab.protocol import tables as t
-from lab.protocol.program import Scope
+from lab.protocol.program import Move, Op, Scope, WaitStamp
 from lab.protocol.tables import Tables
 from lab.sim import machine as m
 from lab.sim import races, words
@@ -172,10 +174,12 @@ def straighten(tables: Tables, memory: str = "sc", execution: Execution | None =
 class _Events:
     """One row an event of the log.
 
-    entity: who makes it; chain: its clock component; op: its row of the tables; kind; word: the word it reads or
-        writes (-1: none);
+    entity: who makes it; chain: its clock component; op: its row of the tables; kind;
     visible: of a store, the event that makes it visible (itself, or its delivery); posted_by: of a delivery, its
-        store's event.
+        store's event;
+    touched_at, touched: the words that it reads or writes visibly, which come before stamps of cells handled alike;
+    touching: the event of each entry of `touched`; initial: what each word holds at first;
+    writes: whether it writes what it touches; value: what; wanted: what a wait compares with.
     """
 
     entity: np.ndarray
@@ -183,9 +187,15 @@ class _Events:
     chains: int
     op: np.ndarray
     kind: np.ndarray
-    word: np.ndarray
     visible: np.ndarray
     posted_by: np.ndarray
+    touched_at: np.ndarray
+    touched: np.ndarray
+    touching: np.ndarray
+    initial: np.ndarray
+    writes: np.ndarray
+    value: np.ndarray
+    wanted: np.ndarray
 
 
 def _events(tables: Tables, execution: Execution) -> _Events:
@@ -197,10 +207,7 @@ def _events(tables: Tables, execution: Execution) -> _Events:
     visible[posted_by[delivery]] = np.flatnonzero(delivery)
     op = np.where(delivery, log.op[np.maximum(posted_by, 0)], log.op[:n]).astype(np.int32)
     table_kind = tables.ops[op, t.KIND]
-    stamped = np.isin(table_kind, (t.WAIT_STAMP,)) | (tables.ops[op, t.STAMP] >= 0)
-    if np.any(stamped):
-        raise NotStraightError(f"packets carry their flags ({_site(tables, op[np.argmax(stamped)])})")
-    waits = table_kind == t.WAIT
+    waits = np.isin(table_kind, (t.WAIT, t.WAIT_STAMP))
     if np.any(tables.ops[op[waits], t.FN] == words.SUM_LE):
         raise NotStraightError("a wait reads several words at once")
     used = _used_results(tables)
@@ -214,7 +221,12 @@ def _events(tables: Tables, execution: Execution) -> _Events:
     kind[table_kind == t.LOAD] = LOAD
     kind[table_kind == t.FENCE] = FENCE
     on_word = np.isin(table_kind, (t.LOAD, t.STORE, t.RMW, t.WAIT))
-    word = np.where(on_word, log.row[np.where(delivery, np.maximum(posted_by, 0), np.arange(n))], -1).astype(np.int32)
+    stored_by = np.where(delivery, np.maximum(posted_by, 0), np.arange(n))
+    found = races.clocks(execution, guards_only=True)
+    shown = np.arange(n) == visible
+    on_word &= shown | (table_kind != t.STORE)
+    word, touching, touched = _touches(tables, execution, found, on_word, log.row[stored_by], visible)
+    stamped = tables.ops[op, t.STAMP] >= 0
     agents = len(tables.agent_start)
     # Agents of one chain never run at the same time; links in use are chains too.
     number = np.concatenate((tables.agent_chain, np.full(tables.program.world**2, -1)))
@@ -222,8 +234,37 @@ def _events(tables: Tables, execution: Execution) -> _Events:
     number[links] = tables.program.chains + np.arange(len(links))
     chain = number[entity].astype(np.int32)
     return _Events(
-        entity, chain, tables.program.chains + len(links), op, kind.astype(np.int8), word, visible, posted_by
+        entity=entity,
+        chain=chain,
+        chains=tables.program.chains + len(links),
+        op=op,
+        kind=kind.astype(np.int8),
+        visible=visible,
+        posted_by=posted_by,
+        touched_at=np.searchsorted(touching, np.arange(n + 1)),
+        touched=touched,
+        touching=touching,
+        initial=np.concatenate((tables.word_initial, np.zeros(word - len(tables.word_initial), np.int64))),
+        writes=shown & (np.isin(table_kind, (t.STORE, t.RMW)) | stamped),
+        value=np.where(stamped, found.stamp[stored_by], log.value[stored_by]),
+        wanted=found.wanted,
     )
+
+
+def _touches(
+    tables: Tables, execution: Execution, found: races.Clocks, on_word: np.ndarray, row: np.ndarray, visible: np.ndarray
+) -> tuple[int, np.ndarray, np.ndarray]:
+    """(number of words, event, word) of each word that an event touches, in the order of events."""
+    sends = np.flatnonzero(found.stamp >= 0)
+    moves = tables.moves[execution.log.row[sends]]
+    cells = [tables.items[move[t.M_DST] : move[t.M_DST] + move[t.M_COUNT]] for move in moves]
+    at = np.concatenate((np.repeat(visible[sends], moves[:, t.M_COUNT]), found.polls[:, 0]))
+    sent = np.arange(len(at)) < len(at) - len(found.polls)
+    number, at, _ = cell_classes(np.concatenate((*cells, found.polls[:, 1])), at, sent)
+    event = np.concatenate((np.flatnonzero(on_word), at))
+    word = np.concatenate((row[on_word], len(tables.word_initial) + number))
+    order = np.lexsort((word, event))
+    return len(tables.word_initial) + int(number.max(initial=-1)) + 1, event[order], word[order].astype(np.int64)
 
 
 def _site(tables: Tables, row: int) -> str:
@@ -267,7 +308,7 @@ class _Order:
     """Clocks and what they come from, one row an event.
 
     rows: int32 (events, chains); time: int32; needed: for each event the events that it waits for, as `needed_at` says;
-    met_by: of a wait, the write event that first meets it, -1: the initial value; wanted: what it compares with.
+    met_by: of each word that a wait touches, the write event that first meets it, -1: the initial value.
     """
 
     rows: np.ndarray
@@ -275,16 +316,13 @@ class _Order:
     needed_at: np.ndarray
     needed: np.ndarray
     met_by: np.ndarray
-    wanted: np.ndarray
 
 
 def _must_order(tables: Tables, execution: Execution, events: _Events) -> _Order:
     n = len(events.op)
-    wanted = races.clocks(execution, guards_only=True).wanted
     releases = (tables.ops[events.op, t.SYNC] & 2 > 0) & (tables.ops[events.op, t.SYNC] >> 4 >= int(Scope.DEVICE))
     drains = np.isin(events.kind, (FENCE, STORE, ADD, RMW)) & releases
-    word_rank = execution.static.word_rank[np.maximum(events.word, 0)]
-    drains_one = np.where(np.isin(events.kind, (ADD, RMW, LOAD, WAIT)), word_rank, -1).astype(np.int32)
+    drains_one = _drained_rank(tables, execution, events)
     rows, time, needed_at, needed, met_by = _must_order_loop(
         n,
         events.chain,
@@ -294,17 +332,26 @@ def _must_order(tables: Tables, execution: Execution, events: _Events) -> _Order
         tables.program.world,
         events.entity,
         events.kind,
-        events.word,
+        (events.touched_at, events.touched, events.touching, events.initial),
+        events.writes,
         events.posted_by,
-        events.visible,
         drains,
         drains_one,
         tables.ops[events.op, t.FN],
-        wanted,
-        execution.log.value,
-        tables.word_initial,
+        events.wanted,
+        events.value,
     )
-    return _Order(rows, time, needed_at, needed, met_by, wanted)
+    return _Order(rows, time, needed_at, needed, met_by)
+
+
+def _drained_rank(tables: Tables, execution: Execution, events: _Events) -> np.ndarray:
+    """int32: the rank whose stores by the agent a read waits for, since it does not pass them; -1: none."""
+    row, table_kind = execution.log.row[: len(events.op)], tables.ops[events.op, t.KIND]
+    own, packet = np.isin(events.kind, (ADD, RMW, LOAD, WAIT)), table_kind == t.WAIT_STAMP
+    found = np.full(len(events.op), -1, np.int32)
+    found[own & ~packet] = execution.static.word_rank[row[own & ~packet]]
+    found[packet] = tables.moves[row[packet], t.M_RANK]
+    return found
 
 
 @njit(cache=True)
@@ -317,25 +364,25 @@ def _must_order_loop(
     world,
     entity,
     kind,
-    word,
+    touches,
+    writes,
     posted_by,
-    visible,
     drains,
     drains_one,
     fn,
     wanted,
     value,
-    initial,
 ):
+    touched_at, touched, touching, initial = touches
     rows = np.zeros((n, chains), np.int32)
     time = np.zeros(n, np.int32)
     latest = np.full(chains, -1, np.int64)
-    last = np.full(len(initial), -1, np.int64)  # last visible write of each word
-    before = np.full(n, -1, np.int64)
+    last = np.full(len(initial), -1, np.int64)  # last visible write of each word, as a place in `touched`
+    before = np.full(len(touched), -1, np.int64)
     delivered = np.full((agents, world), -1, np.int64)
     needed_at = np.zeros(n + 1, np.int64)
     needed = np.zeros(4 * n + 64, np.int64)
-    met_by = np.full(n, -1, np.int64)
+    met_by = np.full(len(touched), -1, np.int64)
     count = 0
     for e in range(n):
         c = chain[e]
@@ -345,8 +392,8 @@ def _must_order_loop(
         time[e] = rows[e, c] + 1
         a = agent[e]
         first = count
-        if count + n + world > len(needed):
-            bigger = np.zeros(2 * len(needed) + n + world, np.int64)
+        if count + n + len(touched) + world > len(needed):
+            bigger = np.zeros(2 * len(needed) + n + len(touched) + world, np.int64)
             bigger[:count] = needed[:count]
             needed = bigger
         if posted_by[e] >= 0:
@@ -362,26 +409,27 @@ def _must_order_loop(
             elif drains_one[e] >= 0 and delivered[a, drains_one[e]] >= 0:
                 needed[count] = delivered[a, drains_one[e]]
                 count += 1
-            if kind[e] == WAIT:
-                w = last[word[e]]
+            for k in range(touched_at[e], touched_at[e + 1] if kind[e] == WAIT else touched_at[e]):
+                w = last[touched[k]]
                 best = w
                 while w >= 0:
-                    if words.met(fn[e], value[_written(w, posted_by)], wanted[e]):
+                    write = touching[w]
+                    if words.met(fn[e], value[write], wanted[e]):
                         best = w
-                    if rows[e, chain[w]] >= time[w]:
+                    if rows[e, chain[write]] >= time[write]:
                         break
                     w = before[w]
-                if w < 0 and words.met(fn[e], initial[word[e]], wanted[e]):
+                if w < 0 and words.met(fn[e], initial[touched[k]], wanted[e]):
                     best = np.int64(-1)
-                met_by[e] = best
                 w = best
                 while w >= 0:
-                    if rows[e, chain[w]] < time[w]:
-                        needed[count] = w
+                    write = touching[w]
+                    if w == best:
+                        met_by[k] = write
+                    if rows[e, chain[write]] < time[write]:
+                        needed[count] = write
                         count += 1
-                    elif kind[w] != ADD:
-                        break
-                    if kind[w] == STORE or kind[w] == DELIVER_WORD or kind[w] == RMW:
+                    if kind[write] != ADD:
                         break
                     w = before[w]
         for k in range(first, count):
@@ -391,17 +439,10 @@ def _must_order_loop(
                     rows[e, q] = rows[other, q]
         rows[e, c] = time[e]
         needed_at[e + 1] = count
-        writes = kind[e] == DELIVER_WORD or kind[e] == ADD or kind[e] == RMW or (kind[e] == STORE and visible[e] == e)
-        if writes:
-            before[e] = last[word[e]]
-            last[word[e]] = e
+        for k in range(touched_at[e], touched_at[e + 1] if writes[e] else touched_at[e]):
+            before[k] = last[touched[k]]
+            last[touched[k]] = k
     return rows, time, needed_at, needed[:count].copy(), met_by
-
-
-@njit(cache=True, forceinline=True)
-def _written(write, posted_by):
-    """The event whose log entry holds the value of a visible write."""
-    return posted_by[write] if posted_by[write] >= 0 else write
 
 
 # ---- is it straight?
@@ -427,33 +468,36 @@ def _why_not(tables: Tables, execution: Execution, events: _Events, order: _Orde
             return (
                 f"several agents post to the link from rank {source} to rank {to} in an order that the schedule decides"
             )
-    touching = np.flatnonzero(
-        (events.word >= 0) & ~((events.kind == STORE) & (events.visible != np.arange(len(events.op))))
-    )
-    touching = touching[np.argsort(events.word[touching], kind="stable")]
-    edges = np.flatnonzero(np.diff(events.word[touching], prepend=-1, append=-1))
+    by_word = np.argsort(events.touched, kind="stable")
+    edges = np.flatnonzero(np.diff(events.touched[by_word], prepend=-1, append=-1))
     used = _used_results(tables)[events.op] & np.isin(events.kind, (LOAD, RMW))
     previous = _previous_of_chain(events)
     code, event = _verify_words(
-        touching,
+        events.touching[by_word],
         edges,
         events.chain,
         events.kind,
-        events.posted_by,
+        events.writes,
         used,
         tables.ops[events.op, t.FN],
-        order.wanted,
-        execution.log.value,
-        tables.word_initial[np.maximum(events.word, 0)],
+        events.wanted,
+        events.value,
+        events.initial[events.touched[by_word]],
         order.rows,
         order.time,
-        order.met_by,
+        order.met_by[by_word],
         previous,
     )
     if code != _FINE:
         op = tables.op(int(events.op[event]))
-        return _PROBLEMS[code].format(word=op.word, site=op.site)  # type: ignore[attr-defined]
+        return _PROBLEMS[code].format(word=touched(op), site=op.site)
     return None
+
+
+def touched(op: Op) -> str:
+    """The word, or the stamps, that an operation reads or writes."""
+    span = op.dst if isinstance(op, Move) else op.span if isinstance(op, WaitStamp) else None
+    return str(op.word) if span is None else f"a stamp of {span}"  # type: ignore[attr-defined]
 
 
 def _may_start(tables: Tables, execution: Execution, events: _Events) -> str | None:
@@ -463,7 +507,7 @@ def _may_start(tables: Tables, execution: Execution, events: _Events) -> str | N
         if (
             tables.ops[row, t.KIND] != t.WAIT
             or tables.ops[row, t.SELECT] >= 0
-            or np.any(events.word == tables.ops[row, t.ADDR])
+            or np.any(events.touched == tables.ops[row, t.ADDR])
         ):
             return f"an agent may get further in another schedule ({_site(tables, row)})"
     return None
@@ -479,7 +523,7 @@ def _previous_of_chain(events: _Events) -> np.ndarray:
 
 @njit(cache=True)
 def _verify_words(
-    touching, edges, chain, kind, posted_by, used, fn, wanted, value, initial, rows, time, met_by, previous
+    touching, edges, chain, kind, writing, used, fn, wanted, value, initial, rows, time, met_by, previous
 ):
     """Hold the conditions of the module's docstring; returns (problem, event)."""
     writes = np.zeros(len(touching), np.int64)
@@ -489,7 +533,7 @@ def _verify_words(
         chained = True
         for k in range(lo, hi):
             e = touching[k]
-            if kind[e] != WAIT and kind[e] != LOAD:
+            if writing[e]:
                 if n and rows[e, chain[writes[n - 1]]] < time[writes[n - 1]]:
                     chained = False
                 writes[n] = e
@@ -514,14 +558,13 @@ def _verify_words(
                     chained,
                     chain,
                     kind,
-                    posted_by,
                     fn[e],
                     wanted[e],
                     value,
-                    initial[e],
+                    initial[k],
                     rows,
                     time,
-                    met_by[e],
+                    met_by[k],
                     previous[e],
                 ):
                     return _WAIT_VARIES, e
@@ -529,9 +572,7 @@ def _verify_words(
 
 
 @njit(cache=True)
-def _wait_is_fixed(
-    e, writes, chained, chain, kind, posted_by, fn, wanted, value, initial, rows, time, met_by, previous
-):
+def _wait_is_fixed(e, writes, chained, chain, kind, fn, wanted, value, initial, rows, time, met_by, previous):
     n = len(writes)
     needed = 0  # writes up to the one that meets it
     while needed < n and (needed == 0 or writes[needed - 1] != met_by) and met_by >= 0:
@@ -543,7 +584,7 @@ def _wait_is_fixed(
         for visible in range(known, n + 1):
             if visible > 0 and rows[writes[visible - 1], chain[e]] >= time[e]:
                 break  # comes after the wait
-            now = initial if visible == 0 else value[_written(writes[visible - 1], posted_by)]
+            now = initial if visible == 0 else value[writes[visible - 1]]
             if words.met(fn, now, wanted) != (visible >= needed):
                 return False
         return True
@@ -557,7 +598,7 @@ def _wait_is_fixed(
     base = initial
     if segment > 0:
         store = writes[segment - 1]
-        base = value[_written(store, posted_by)]
+        base = value[store]
         if previous < 0 or rows[previous, chain[store]] < time[store]:
             return False
     total = base
@@ -568,7 +609,7 @@ def _wait_is_fixed(
             if not after_wait:
                 return False
             continue
-        old = base if k == segment else value[_written(writes[k - 1], posted_by)]
+        old = base if k == segment else value[writes[k - 1]]
         amount = value[w] - old
         if amount <= 0:
             return False  # wraps, or does nothing
@@ -584,7 +625,7 @@ def _wait_is_fixed(
         w = writes[k]
         if previous >= 0 and rows[previous, chain[w]] >= time[w]:
             continue
-        old = base if k == segment else value[_written(writes[k - 1], posted_by)]
+        old = base if k == segment else value[writes[k - 1]]
         maximal = True
         for j in range(segment, needed):
             if writes[j] != w and rows[writes[j], chain[w]] >= time[w]:
@@ -625,7 +666,7 @@ def _assemble(tables: Tables, execution: Execution, events: _Events, order: _Ord
         op=events.op[by_thread],
         event=by_thread.astype(np.int32),
         kind=events.kind[by_thread],
-        wanted=order.wanted[by_thread],
+        wanted=events.wanted[by_thread],
         guard_at=guard_at,
         guard_thread=guard_thread,
         guard_min=guard_min,

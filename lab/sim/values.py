@@ -62,7 +62,8 @@ def outputs(execution: Execution, number: NumberOf = rank_times_version, poison:
             wrote[step] = np.full(int(tables.moves[log.row[step], t.M_COUNT]), value, np.float32)
         elif kind == t.MOVE:
             count = int(tables.moves[log.row[step], t.M_N_SOURCES])
-            wrote[step] = store(sum(_read(execution, step, k, initial, wrote) for k in range(count)))
+            none = np.zeros(int(tables.moves[log.row[step], t.M_COUNT]), np.float32)
+            wrote[step] = store(sum((_read(execution, step, k, initial, wrote) for k in range(count)), none))
     return found
 
 

@@ -122,7 +122,7 @@ def static(tables: t.Tables, memory: str = "weak") -> Static:
     counts = tables.moves[:, t.M_COUNT].astype(np.int64)
     reads = counts * np.maximum(tables.moves[:, t.M_N_SOURCES], 0)
     uncached = local[tables.word_region]
-    kinds, sync = tables.ops[:, t.KIND], tables.ops[:, t.SYNC]
+    kinds = tables.ops[:, t.KIND]
     blocks: dict[tuple[int, int, int], int] = {}
     device, block = [], []
     for agent in program.agents:
@@ -155,10 +155,19 @@ def static(tables: t.Tables, memory: str = "weak") -> Static:
         np.concatenate(([0], np.cumsum(reads))),
         uncached,
         _at_once(tables, local),
-        bool(np.any((kinds == t.FENCE) & (sync & 1 > 0))),
+        needs_pending(tables),
         bool(np.any(kinds == t.WAIT_STAMP)) or cached_waits,
         program.world,
     )
+
+
+def needs_pending(tables: t.Tables) -> bool:
+    """Whether some fence, or the end of some kernel, acquires what relaxed reads before it saw released."""
+    kinds, sync = tables.ops[:, t.KIND], np.maximum(tables.ops[:, t.SYNC], 0)
+    relaxed = np.isin(kinds, (t.LOAD, t.RMW, t.WAIT)) & (sync & 1 == 0)
+    if np.any((kinds == t.FENCE) & (sync & 1 > 0)):
+        return True
+    return bool(np.any(sync & t.BOUNDARY > 0) and np.any(relaxed | (kinds == t.WAIT_STAMP)))
 
 
 def _at_once(tables: t.Tables, local: np.ndarray) -> np.ndarray:
@@ -198,9 +207,11 @@ def new_state(s: Static, registers: int) -> State:
     stores = int(s.moves[s.moves[:, t.M_DST] >= 0, t.M_COUNT].sum())
     polled = int(s.moves[(s.moves[:, t.M_DST] < 0) & (s.moves[:, t.M_VALUES] < 0), t.M_COUNT].sum())
     releases = np.count_nonzero((order & 2 > 0) & ((kinds == t.STORE) | (kinds == t.RMW) | (kinds == t.FENCE)))
+    releases += np.count_nonzero((order & t.BOUNDARY > 0) & (kinds == t.WAIT))
+    columns = h.PACKET_COLUMNS if np.any(s.ops[:, t.STAMP] >= 0) else h.CELL_COLUMNS
     n_words, n_cells = len(s.word_initial), len(s.cell_initial)
     pending = agents if s.fences else 1
-    size = 8 * h.WORD_COLUMNS * (n_words + writes) + 8 * h.CELL_COLUMNS * (n_cells + stores)
+    size = 8 * h.WORD_COLUMNS * (n_words + writes) + 8 * columns * (n_cells + stores)
     size += 12 * (reads + polled) + 4 * chains * (agents + releases + 4 * pending)
     if size > MEMORY_LIMIT:
         raise LabError(
@@ -210,12 +221,13 @@ def new_state(s: Static, registers: int) -> State:
             "gives the same results under weak as under sc, and needs no exploration",
         )
     word_messages = np.zeros((n_words + writes, h.WORD_COLUMNS), np.int64)
-    cell_messages = np.zeros((n_cells + stores, h.CELL_COLUMNS), np.int64)
+    cell_messages = np.zeros((n_cells + stores, columns), np.int64)
     for messages, initial in ((word_messages, s.word_initial), (cell_messages, s.cell_initial.view(np.int64))):
         first = messages[: len(initial)]
         first[:, h.VALUE] = initial
         first[:, (h.STEP, h.OLDER, h.RECORD, h.OWNER)] = -1
     word_messages[:n_words, h.RELEASED + 1 :] = -1
+    cell_messages[:n_cells, h.RELEASED + 1 :] = -1
     return State(
         registers=np.zeros((agents, registers + words.STACK), np.int64),
         pc=np.zeros(agents, np.int32),
@@ -511,6 +523,9 @@ def _write_cell(s, st, op, to, value, stamp, agent, step, early):
     st.cells[message, h.RECORD] = -1
     st.cells[message, h.OWNER] = agent << 1 | s.at_once[op]
     st.cells[message, h.STAMP] = stamp if stamp >= 0 else st.cells[older, h.STAMP]
+    if st.cells.shape[1] > h.CELL_COLUMNS:
+        for level in range(1, 4):
+            st.cells[message, h.RELEASED + level] = st.fence[agent, level] if stamp >= 0 else -1
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
@@ -572,6 +587,18 @@ def _wait_stamps(s, st, log, op, row, agent, choice):
         message = h.stamped(st.cells, st.records, st.clock, agent, head, cond, value, choice > 0)
         # The packet's data came with its stamp: the agent may not read an older packet afterwards.
         h.know(st.cells, st.records, st.clock, agent, message, s.agent_chain[agent], st.counts)
+        h.synchronise_with(
+            st.cells,
+            st.snapshots,
+            st.clock,
+            st.pending,
+            s.agent_device,
+            s.agent_block,
+            agent,
+            message,
+            _SYSTEM << 4,
+            s.fences,
+        )
         if log.level == LEVEL_FULL:
             log.reads[s.reads_at[row] + i] = st.cells[message, h.STEP]
 
@@ -642,6 +669,20 @@ def _release(s, st, agent, scope):
     return at
 
 
+@njit(cache=True, _nrt=False)
+def _fence(s, st, agent, order, scope):
+    if order & 1:
+        # Acquire fence: pairs with releases seen by this agent's earlier relaxed reads.
+        for level in range(1, scope + 1):
+            for c in range(st.clock.shape[1]):
+                st.clock[agent, c] = max(st.clock[agent, c], st.pending[agent, level, c])
+    if order & 2:
+        # Release fence: pairs with acquiring reads of this agent's later relaxed stores.
+        at = _release(s, st, agent, scope)
+        for level in range(1, scope + 1):
+            st.fence[agent, level] = at
+
+
 @njit(forceinline=True, cache=True, _nrt=False)
 def _execute(s, st, log, agent, step, given, x, stale):
     """Execute the agent's visible operation; returns the choice made: `given`, or where that is -1 a random one."""
@@ -701,6 +742,9 @@ def _execute(s, st, log, agent, step, given, x, stale):
             )
             if kind != t.WAIT and s.ops[op, t.DST] >= 0:
                 st.registers[agent, s.ops[op, t.DST]] = value
+        if (kind == t.WAIT or kind == t.RMW) and sync & t.BOUNDARY:
+            # A kernel starts: a fence behind the wait. It ends: a fence before the addition, which releases itself.
+            _fence(s, st, agent, (1 if s.fences else 0) | (2 if kind == t.WAIT else 0), sync >> 4)
         if kind == t.STORE or (kind == t.RMW and (mode != h.SWAP or value == expected)):
             # A compare-and-swap that fails writes nothing and so releases nothing.
             value = wanted if kind == t.STORE else words.rmw(s.ops[op, t.FN], value, wanted, expected)
@@ -708,16 +752,7 @@ def _execute(s, st, log, agent, step, given, x, stale):
                 _release(s, st, agent, sync >> 4)
             _write_word(s, st, op, address, value, agent, step, message, newer)
     elif kind == t.FENCE:
-        if sync & 1:
-            # Acquire fence: pairs with releases seen by this agent's earlier relaxed reads.
-            for level in range(1, (sync >> 4) + 1):
-                for c in range(st.clock.shape[1]):
-                    st.clock[agent, c] = max(st.clock[agent, c], st.pending[agent, level, c])
-        if sync & 2:
-            # Release fence: pairs with acquiring reads of this agent's later relaxed stores.
-            at = _release(s, st, agent, sync >> 4)
-            for level in range(1, (sync >> 4) + 1):
-                st.fence[agent, level] = at
+        _fence(s, st, agent, sync & 3, sync >> 4)
     elif kind == t.WAIT:
         seen = st.words[st.word_head[address], h.STEP]
         value = st.words[st.word_head[address], h.VALUE]

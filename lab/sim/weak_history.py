@@ -20,7 +20,7 @@ _BLOCK, _DEVICE, _SYSTEM = int(Scope.BLOCK), int(Scope.DEVICE), int(Scope.SYSTEM
 VALUE, STEP, CHAIN, TIME, OLDER, RECORD, OWNER, STAMP = range(8)
 # Of words instead of STAMP: written by a read-modify-write; at RELEASED + scope, the snapshot released there, or -1.
 GLUED = RELEASED = STAMP
-WORD_COLUMNS, CELL_COLUMNS = 12, 8
+WORD_COLUMNS, CELL_COLUMNS, PACKET_COLUMNS = 12, 8, 11  # cells have the snapshots too where there are packets
 READ, MATCH, PLACE, SWAP = range(4)  # what an operation asks of a history
 STALE_READ, EARLY_WRITE = 1, 2  # choices of a payload operation, added up
 C_RECORDS = 8  # position in State.counts of the number of records
@@ -130,25 +130,31 @@ def _join_pending(pending, agent, level, snapshots, snapshot):
 
 @njit(cache=True, _nrt=False)
 def synchronise(messages, snapshots, clock, pending, device, block, agent, message, sync, fences):
-    """Acquire what a message released, and through a chain of read-modify-writes what those before it did.
+    """Acquire what a message released, and through a chain of read-modify-writes what those before it did."""
+    while message >= 0:
+        synchronise_with(messages, snapshots, clock, pending, device, block, agent, message, sync, fences)
+        if messages[message, GLUED] == 0:
+            return
+        message = messages[message, OLDER]
+
+
+@njit(cache=True, _nrt=False)
+def synchronise_with(messages, snapshots, clock, pending, device, block, agent, message, sync, fences):
+    """Acquire what one message released; a relaxed read keeps it for a later acquire fence.
 
     Pairs with the snapshot that a releasing store, read-modify-write or fence took: the scopes of both sides include
     the other.
     """
-    scope = sync >> 4
-    while message >= 0:
-        owner = messages[message, OWNER] >> 1
-        if owner >= 0:
-            level = max(needed_scope(agent, owner, device, block), 1)
-            snapshot = messages[message, RELEASED + level]
-            if scope >= level and snapshot >= 0:
-                if sync & 1:
-                    _join(clock, agent, snapshots, snapshot)
-                elif fences:
-                    _join_pending(pending, agent, level, snapshots, snapshot)
-        if messages[message, GLUED] == 0:
-            return
-        message = messages[message, OLDER]
+    owner = messages[message, OWNER] >> 1
+    if owner < 0:
+        return
+    level = max(needed_scope(agent, owner, device, block), 1)
+    snapshot = messages[message, RELEASED + level]
+    if sync >> 4 >= level and snapshot >= 0:
+        if sync & 1:
+            _join(clock, agent, snapshots, snapshot)
+        elif fences:
+            _join_pending(pending, agent, level, snapshots, snapshot)
 
 
 @njit(cache=True, _nrt=False)

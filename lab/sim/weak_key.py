@@ -36,7 +36,7 @@ class Future(NamedTuple):
         lowest: int32, for each row the lowest that can be reached from it (`conflicts.lowest_reachable`).
         words, cells, registers: int32 (agents, ...), the last row of an agent that touches the word, touches the
             written cell, reads the register.
-        acquires, writes: int32, the last row of an agent that is an acquire fence, that writes a word.
+        acquires, writes: int32, the last row of an agent that acquires as a fence does, that writes a word or a packet.
         written: int64, the cells that `cells` counts: those that some operation writes.
         keep: Whether states are told apart by registers and memory that nobody reads any more.
     """
@@ -83,8 +83,10 @@ def future(tables: Tables, lowest: np.ndarray, touched: list[conflicts.Touch | N
     for row, register in registers_read(tables).tolist():
         registers[ops[row, t.AGENT], register] = max(row, registers[ops[row, t.AGENT], register])
     kinds = ops[:, t.KIND]
-    acquires = _last(tables, (kinds == t.FENCE) & (ops[:, t.SYNC] & 1 > 0))
-    writes = _last(tables, (kinds == t.STORE) | (kinds == t.RMW))
+    boundary = ((kinds == t.WAIT) | (kinds == t.RMW)) & (ops[:, t.SYNC] & t.BOUNDARY > 0)
+    fences = ((kinds == t.FENCE) & (ops[:, t.SYNC] & 1 > 0)) | (boundary & weak.needs_pending(tables))
+    acquires = _last(tables, fences)
+    writes = _last(tables, (kinds == t.STORE) | (kinds == t.RMW) | (ops[:, t.STAMP] >= 0))
     return Future(lowest, words, cells, registers, acquires, writes, written, keep)
 
 
@@ -113,7 +115,7 @@ def widest(s: weak.Static, st: weak.State) -> int:
     agents, chains = st.clock.shape
     levels = 3 if s.fences else 0
     heads = agents * (1 + st.registers.shape[1] + 3) + chains * (1 + agents * (1 + levels) + len(st.written_back))
-    messages = 10 * (len(st.words) + len(st.cells)) + 2 * (len(st.word_head) + len(st.cell_head))
+    messages = 10 * len(st.words) + 12 * len(st.cells) + 2 * (len(st.word_head) + len(st.cell_head))
     return heads + messages + 2 * len(st.records) + 1 + len(st.snapshots) * chains
 
 
@@ -307,11 +309,24 @@ def _put_cell(st, r, cell, depth, keep, row, at):
         put64(row, at, st.cells[message, h.VALUE])
         row[at + 2] = np.int32(np.uint32(st.cells[message, h.STAMP] & 0xFFFFFFFF))
         at += 3
+        if st.cells.shape[1] > h.CELL_COLUMNS:
+            at = _put_released(st, r, message, row, at)
         if k < depth - 1:
             row[at] = st.cells[message, h.OWNER]
             at = _put_order(st, r, st.cells, message, row, at + 1)
         message = st.cells[message, h.OLDER]
     return at
+
+
+@njit(cache=True, _nrt=False)
+def _put_released(st, r, message, row, at):
+    """What a packet releases at each scope, behind its owner; -1 for the owner of one that releases nothing."""
+    row[at] = -1
+    for level in range(1, 4):
+        row[at + level] = _number(st, r, st.cells[message, h.RELEASED + level])
+        if row[at + level] >= 0:
+            row[at] = st.cells[message, h.OWNER]
+    return at + 4
 
 
 @njit(cache=True, _nrt=False)
@@ -457,6 +472,11 @@ def _get_cell(st, cell, row, at):
         st.cells[message, h.OWNER] = st.cells[message, h.OLDER] = st.cells[message, h.RECORD] = -1
         st.cells[message, h.CHAIN] = st.cells[message, h.TIME] = 0
         at += 3
+        if st.cells.shape[1] > h.CELL_COLUMNS:
+            st.cells[message, h.OWNER] = row[at]
+            for level in range(1, 4):
+                st.cells[message, h.RELEASED + level] = row[at + level]
+            at += 4
         if k < depth - 1:
             st.cells[message, h.OWNER] = row[at]
             at = _get_order(st, st.cells, message, row, at + 1)
