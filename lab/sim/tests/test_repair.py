@@ -46,7 +46,7 @@ CLOSED_BY = {
     "pytorch#137257": {HANDSHAKE, BARRIER, BUFFER},  # published: a closing barrier
     "rdna_ar D2": {HANDSHAKE, BARRIER, BUFFER},  # published: a region of its own
     "vllm-rdna 53b0b10de": {BUFFERS},  # published: an output per call
-    "vllm#2760": {ORDER},  # published: a word a peer, release and acquire
+    "vllm#2760": set(),  # published: a word a peer, release and acquire; each race has an order of its own that closes it
     "vllm#57059": {ORDER, BARRIER},  # published: release and acquire at system scope
     "aiter#2890": {ORDER, HANDSHAKE, BARRIER},  # published: release and acquire
     "aiter#4786": {ORDER, HANDSHAKE, BARRIER},  # published: a fence and system scope
