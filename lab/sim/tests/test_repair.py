@@ -46,9 +46,9 @@ CLOSED_BY = {
     "pytorch#137257": {HANDSHAKE, BARRIER, BUFFER},  # published: a closing barrier
     "rdna_ar D2": {HANDSHAKE, BARRIER, BUFFER},  # published: a region of its own
     "vllm-rdna 53b0b10de": {BUFFERS},  # published: an output per call
-    "vllm#2760": set(),  # published: a word a peer, release and acquire; each race has an order of its own that closes it
-    "vllm#57059": {ORDER, BARRIER},  # published: release and acquire at system scope
-    "aiter#2890": {ORDER, HANDSHAKE, BARRIER},  # published: release and acquire
+    "vllm#2760": set(),  # published: a word a peer, release and acquire; here an order for each race
+    "vllm#57059": {ORDER, WAIT, BARRIER},  # published: release and acquire at system scope
+    "aiter#2890": {ORDER, FENCE, HANDSHAKE, BARRIER},  # published: release and acquire
     "aiter#4786": {ORDER, HANDSHAKE, BARRIER},  # published: a fence and system scope
     "iris#462": {ORDER, HANDSHAKE, BARRIER},  # published: system scope
     "rccl#1932": {ORDER, FENCE},  # published: uncached memory, or a release
@@ -77,7 +77,7 @@ def test_what_closes_each_published_defect(found: Entry):
     ("id", "what"),
     [
         ("rdna_ar D2", "a region of its own, beside staging"),
-        ("vllm#57059", "release and acquire on start, at system scope"),
+        ("vllm#57059", "acquire instead of relaxed, system scope instead of device"),
         ("iris#462", "system scope instead of device"),
         ("rccl#1932", "uncached memory for packet"),
         ("rdna_ar D1", "a grid barrier after"),
