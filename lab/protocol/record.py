@@ -232,15 +232,9 @@ class Verbs:
         """Order this agent's accesses before and after; covers this agent only."""
         self._emit(Fence, order=order, scope=scope)
 
-    def let(self, value: Expr | int, name: str | None = None, most: int | None = None) -> Reg:
-        """Compute `value` into a register, which may index a region where `value` may: `b.let(1)`, `b.let(seq % 2)`.
-
-        `most`: the largest word that will be assigned to it; needed where a timeout does that.
-        """
-        values = values_of(word(value))
-        if most is not None and values is not None:
-            values = Values(values.least, max(most, values.most))
-        dst = self._register(name, values)
+    def let(self, value: Expr | int, name: str | None = None) -> Reg:
+        """Compute `value` into a register, which may index a region where `value` may: `b.let(1)`, `b.let(seq % 2)`."""
+        dst = self._register(name, values_of(word(value)))
         self._emit(Set, dst=dst.index, value=word(value), name=dst.name)
         return dst
 

@@ -52,7 +52,7 @@ def write_record(b: Block, thread: Verbs, turn: Turn, algorithm: int, phase: int
 
 def exchange_release_acquire(b: Block, turn: Turn, algorithm: int, row: int) -> Expr:
     """Block b of this rank meets block b of every peer; not zero, in all threads, when a peer is lost."""
-    lost = b.leader.let(0, "lost", most=1)
+    lost = b.leader.let(0, "lost")
 
     def lose(peer: int) -> None:
         write_record(b, b.leader, turn, algorithm, row, peer)
