@@ -48,7 +48,7 @@ def check(
         memory: Memory model of the exploration.
         executions: Executions to explore.
         seed: Of the schedulers.
-        deadline: Seconds of exploration at most; None: no limit.
+        deadline: Seconds that all of it may take; None: no limit.
         workers: Threads that explore.
         repair_seconds: Time to look for single changes that close a defect; 0: do not look.
         **config: Fields of `Config`: world, calls, bytes, blocks, dtype, waves, scenario, options, ...

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lab.cli.errors import DEFECT, INTERRUPTED, say
 from lab.cli.output import emit_json
+from lab.cli.progress import telling
+
+if TYPE_CHECKING:
+    from lab.sim.explore import Exploration
 
 
 def command(
@@ -43,7 +47,7 @@ def command(
         typer.Option(help="What explores: directed (turns races round), random, pct, run_on, exhaustive; with commas."),
     ] = "directed,random,pct",
     executions: Annotated[int, typer.Option(help="Executions to explore.", min=1)] = 1000,
-    deadline: Annotated[float, typer.Option(help="Seconds of exploration, and of search, at most.", min=0)] = 30.0,
+    deadline: Annotated[float, typer.Option(help="Seconds that all of it may take.", min=0)] = 30.0,
     states: Annotated[int | None, typer.Option(help="exhaustive: stop after so many states.", min=1)] = None,
     memory_limit: Annotated[
         str | None, typer.Option(help="exhaustive: memory that the states may take, such as 512MiB.")
@@ -100,7 +104,7 @@ def command(
         program = found.program(config)
         typer.echo(program.listing(next(agent for agent in program.agents if agent.kind != "host")))
         return
-    with executor(engine, workers, dask_address) as explorers:
+    with executor(engine, workers, dask_address) as explorers, telling() as tell:
         verdict = check(
             found,
             config,
@@ -115,8 +119,9 @@ def command(
             memory_limit=None if memory_limit is None else size(memory_limit),
             checkpoint=checkpoint,
             repair_seconds=repair_seconds,
-            progress=_progress,
-            repair_progress=_repair_progress,
+            progress=lambda explored: tell(_explored(explored)),
+            phase=tell,
+            repair_progress=lambda tried, closing: tell(f"repairs: {tried} changes tried, {closing} close something"),
             executor=explorers,
         )
     if json:
@@ -129,19 +134,9 @@ def command(
     raise typer.Exit(0 if verdict.ok else DEFECT)
 
 
-def _progress(found: object) -> None:
-    import sys
-
-    if sys.stderr.isatty():
-        counts = f"{found.executions} executions, {found.failing} failing"  # type: ignore[attr-defined]
-        print(f"\r{counts}", end="\r", file=sys.stderr)
-
-
-def _repair_progress(tried: int, found: int) -> None:
-    import sys
-
-    if sys.stderr.isatty():
-        print(f"\r{tried} changes tried, {found} close something", end="\r", file=sys.stderr)
+def _explored(found: Exploration) -> str:
+    by = ", ".join(f"{count:,} {name}" for name, count in found.by_scheduler.items())
+    return f"exploration: {by}; {found.failing:,} failing; {found.seconds:.0f} s"
 
 
 def _document(verdict) -> dict[str, object]:

@@ -9,6 +9,7 @@ import typer
 
 from lab.cli.errors import INTERRUPTED, say
 from lab.cli.output import emit_json
+from lab.cli.progress import telling
 from lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ def command(
             f"{protocol} is {original.verdict} as it stands, so nothing can be called spare",
             hint=f"lab check {protocol}",
         )
-    slack = slack_of(program, limits, _progress)
+    with telling() as tell:
+        slack = slack_of(program, limits, tell)
     if json:
         emit_json(_document(slack))
     else:
@@ -70,13 +72,6 @@ def command(
     if slack.interrupted:
         say("stopped with Ctrl-C; what was found until then is above")
         raise typer.Exit(INTERRUPTED)
-
-
-def _progress(what: str) -> None:
-    import sys
-
-    if sys.stderr.isatty():
-        print(f"\r{what[:78]:<78}", end="\r", file=sys.stderr, flush=True)
 
 
 def _lines(slack: Slack) -> Iterator[str]:

@@ -9,6 +9,7 @@ from lab.protocol.program import Program
 from lab.protocol.tables import Tables, compile_tables
 from lab.protocol.write import Config, Protocol
 from lab.sim import machine as m
+from lab.sim.deadline import Deadline
 from lab.sim.determinate import holds_under_every_model, why_not_determinate
 from lab.sim.directed import DIRECTED, Plan, plan_of
 from lab.sim.executor import Executor
@@ -27,6 +28,7 @@ from lab.sim.verdict import Race, Verdict
 EXHAUSTIVE = "exhaustive"
 SCHEDULERS = (DIRECTED, "random", "pct")
 """What explores unless others are asked for."""
+_SHARE = 0.5  # of the time for exploration, and of what is left for the search, where witnesses are still to be found
 
 
 def check(
@@ -46,6 +48,7 @@ def check(
     checkpoint: str | None = None,
     repair_seconds: float = 0.0,
     progress: Callable[[Exploration], None] | None = None,
+    phase: Callable[[str], None] = lambda what: None,
     executor: Executor | None = None,
     repair_progress: Callable[[int, int], None] = lambda tried, found: None,
 ) -> Verdict:
@@ -58,7 +61,8 @@ def check(
         schedulers: As in `explore.explore`; `exhaustive` adds a search of all schedules.
         executions: Executions to explore.
         seed: First seed.
-        deadline: Seconds of exploration, and of search, at most; None: no limit.
+        deadline: Seconds that all of it may take; None: no limit. Where something races, half of them are kept for the
+            witnesses. The race check of the first execution is always finished.
         early_timeout: Probability, at each step, that a bounded wait gives up although others could move.
         pct_depth: Of the scheduler pct: it finds what takes so many orders between steps (Burckhardt et al. 2010).
         minimise: Look for a small witness.
@@ -67,6 +71,7 @@ def check(
         checkpoint: A file from which the search goes on, and to which it writes when it ends early.
         repair_seconds: Time to look for single changes that close what was found; 0: do not look.
         progress: Called after each batch of executions.
+        phase: Called with what is done next.
         executor: Who runs the executions (`executor.executor`); None: this thread. The verdict is the same.
         repair_progress: Called with the changes tried and those that close something.
 
@@ -77,42 +82,58 @@ def check(
         LabError: The configuration is refused, or the protocol's text is wrong.
     """
     config = config or protocol.config()
+    until = Deadline(deadline)
+    phase("race check")
     program = protocol.program(config)
     tables = compile_tables(program)
     report = find_races(tables)
-    why_not = why_not_determinate(report.execution, bool(report.races))
-    races = report.races if why_not is None else races_of_several(tables, report, seed)
+    found, searched, plan = Exploration(), None, Plan()
+    races, why_not = report.races, "Ctrl-C came before it was looked at"
     explorers = tuple(name for name in schedulers if name != EXHAUSTIVE)
-    found, searched = Exploration(), None
-    plan = Plan()
-    if races and DIRECTED in explorers:
-        plan = plan_of(tables, memory, [key_of(race) for race in races], seed, first=report)
-    if explorers:
+    try:
+        why_not = why_not_determinate(report.execution, bool(report.races))
+        races = report.races if why_not is None else races_of_several(tables, report, seed)
+        if races and DIRECTED in explorers:
+            plan = plan_of(tables, memory, [key_of(race) for race in races], seed, first=report)
+    except KeyboardInterrupt:
+        found.stopped = INTERRUPTED
+    share = _SHARE if races and minimise else 1.0
+    if explorers and found.stopped is None:
+        phase("exploration")
+        left = until.part(share)
         found = explore(
-            tables, memory, explorers, executions, seed, deadline, early_timeout, progress, pct_depth, executor, plan
+            tables, memory, explorers, executions, seed, left, early_timeout, progress, pct_depth, executor, plan
         )
     if EXHAUSTIVE in schedulers and found.stopped != INTERRUPTED:
+        phase("search of all schedules")
         searched = search(
             tables,
             memory,
             limit_states=limit_states,
-            deadline=deadline,
+            deadline=until.part(share),
             memory_limit=memory_limit,
             checkpoint=checkpoint,
+            progress=lambda result: phase(f"search of all schedules: {result.states} states"),
         )
         _take_over(found, searched)
-    small = _smallest(protocol, config, memory, races, seed, found) if minimise and not found.stopped else {}
+    small, sought = _smallest(protocol, config, memory, races if minimise else (), seed, found, until, phase)
+    if not minimise:
+        sought = len(races)
     failing = _failing(tables, memory, found, report.execution, small)
     failure = Failure() if failing is None else failure_of(protocol, failing)
-    verdict = _verdict(protocol, config, program, memory, races, found, failing, failure, small)
+    verdict = _verdict(protocol, config, program, memory, races, found, failing, failure, small, sought)
     raced = 1 if why_not is None else RACE_CHECKED + 1
     everywhere = why_not is None and not races and holds_under_every_model(report.execution)
     verdict = replace(verdict, proof=proof(program, memory, why_not, bool(races), everywhere, raced, found, searched))
     if verdict.ok or verdict.interrupted or not repair_seconds:
         return verdict
+    if until.passed:
+        return replace(verdict, repairs_tried=f"no single change tried: the deadline of {deadline:g} s had passed")
+    phase("repairs")
     shown = {place: witness.config for place, witness in small.items()}
     defect = Defect(races, verdict.verdict, memory, early_timeout, program, failing, shown)
-    return _with_repairs(verdict, find_repairs(protocol, config, defect, repair_seconds, seed, repair_progress))
+    left = min(repair_seconds, until.left)
+    return _with_repairs(verdict, find_repairs(protocol, config, defect, left, seed, repair_progress))
 
 
 def _with_repairs(verdict: Verdict, repairs: Repairs) -> Verdict:
@@ -152,18 +173,32 @@ def _failing(
 
 
 def _smallest(
-    protocol: Protocol, config: Config, memory: str, races: tuple[Race, ...], seed: int, found: Exploration
-) -> dict[int, Witness]:
-    """For each race, by its place, a small witness, where there is one."""
+    protocol: Protocol,
+    config: Config,
+    memory: str,
+    races: tuple[Race, ...],
+    seed: int,
+    found: Exploration,
+    deadline: Deadline,
+    phase: Callable[[str], None],
+) -> tuple[dict[int, Witness], int]:
+    """For each race, by its place, a small witness, where there is one; and how many were looked at to the end."""
     small: dict[int, Witness] = {}
+    place = 0
     try:
         for place, race in enumerate(races):
-            witness = smallest_witness(protocol, config, memory, key_of(race), seed)
+            if deadline.passed or found.stopped == INTERRUPTED:
+                return small, place
+            phase(f"smallest witness of race {place + 1} of {len(races)}")
+            witness = smallest_witness(protocol, config, memory, key_of(race), seed, deadline)
             if witness is not None:
                 small[place] = witness
+            elif deadline.passed:
+                return small, place
     except KeyboardInterrupt:
         found.stopped = INTERRUPTED
-    return small
+        return small, place
+    return small, len(races)
 
 
 def _verdict(
@@ -176,6 +211,7 @@ def _verdict(
     failing: Execution | None,
     failure: Failure,
     small: dict[int, Witness],
+    sought: int,
 ) -> Verdict:
     first = next(iter(small.values()), None)
     line = None
@@ -199,6 +235,6 @@ def _verdict(
         witness=tuple(story(first)) if first is not None else (),
         executions=found.executions,
         failing=found.failing,
-        notes=tuple(notes(protocol, config, program, memory, races, small, bool(failure.wrong))),
+        notes=tuple(notes(protocol, config, program, memory, races, small, bool(failure.wrong), sought)),
         interrupted=found.stopped == INTERRUPTED,
     )

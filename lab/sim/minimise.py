@@ -11,6 +11,7 @@ from lab.errors import LabError
 from lab.protocol.tables import Tables, compile_tables
 from lab.protocol.write import Config, Protocol
 from lab.sim import machine as m
+from lab.sim.deadline import Deadline
 from lab.sim.directed import plan_of
 from lab.sim.explain import Explainer, Fault
 from lab.sim.explore import Engine
@@ -53,7 +54,9 @@ def key_of(race: Race) -> Key:
     return lines, race.first.rank != race.second.rank, race.first.call != race.second.call
 
 
-def smallest_witness(protocol: Protocol, config: Config, memory: str, key: Key, seed: int = 0) -> Witness | None:
+def smallest_witness(
+    protocol: Protocol, config: Config, memory: str, key: Key, seed: int = 0, deadline: Deadline | None = None
+) -> Witness | None:
     """Find the smallest configuration up to `config` in which the race `key` makes a value wrong; None: none.
 
     Args:
@@ -62,16 +65,19 @@ def smallest_witness(protocol: Protocol, config: Config, memory: str, key: Key, 
         memory: Memory model.
         key: The race, from `key_of`.
         seed: Of the search.
+        deadline: When it has passed, the smallest witness found until then is returned.
     """
-    found = _witness(protocol, config, memory, key, seed)
+    deadline = deadline or Deadline(None)
+    found = _witness(protocol, config, memory, key, seed, deadline)
     if found is None:
         return None
     for candidate in smaller(config):
-        less = _witness(protocol, candidate, memory, key, seed)
+        less = _witness(protocol, candidate, memory, key, seed, deadline)
         if less is not None:
             found = less
+        if less is not None or deadline.passed:
             break
-    return _shorten(found, memory, key)
+    return _shorten(found, memory, key, deadline)
 
 
 def smaller(config: Config) -> Iterator[Config]:
@@ -94,7 +100,9 @@ def _sizes(config: Config) -> list[int]:
     return [size for size in sizes if size < largest] + [largest]
 
 
-def _witness(protocol: Protocol, config: Config, memory: str, key: Key, seed: int) -> Witness | None:
+def _witness(
+    protocol: Protocol, config: Config, memory: str, key: Key, seed: int, deadline: Deadline
+) -> Witness | None:
     try:
         protocol.accept(config)
         tables = compile_tables(protocol.program(config))
@@ -105,6 +113,8 @@ def _witness(protocol: Protocol, config: Config, memory: str, key: Key, seed: in
         return None
     engine = Engine(tables, memory)
     for choices in _tried(engine, report, key, seed):
+        if deadline.passed:
+            return None
         if engine.wrong:
             witness = _explained(tables, config, memory, choices, key)
             if witness is not None:
@@ -132,7 +142,7 @@ def _explained(tables: Tables, config: Config, memory: str, choices: np.ndarray,
     return None
 
 
-def _shorten(witness: Witness, memory: str, key: Key) -> Witness:
+def _shorten(witness: Witness, memory: str, key: Key, deadline: Deadline) -> Witness:
     """Remove preemptions while the fault stays: delta debugging over runs of one agent (Zeller, Hildebrandt 2002)."""
     tables = witness.execution.tables
     engine = Engine(tables, memory)
@@ -141,7 +151,7 @@ def _shorten(witness: Witness, memory: str, key: Key) -> Witness:
     size = max(1, len(runs) // 2)
     while size >= 1:
         at = 0
-        while at < len(runs):
+        while at < len(runs) and not deadline.passed:
             tried = runs[:at] + runs[at + size :]
             choices = np.concatenate([np.zeros(0, np.int32), *tried]).astype(np.int32)
             shorter = _still_fails(engine, tables, witness.config, memory, choices, key)

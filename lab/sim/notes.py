@@ -19,6 +19,7 @@ def notes(
     races: tuple[Race, ...],
     small: dict[int, Witness],
     failed: bool,
+    sought: int,
 ) -> Iterator[str]:
     """Yield what each race does to values, and what this check cannot have seen.
 
@@ -30,10 +31,11 @@ def notes(
         races: The races found.
         small: For some races, by their place, a small execution in which it makes a value wrong.
         failed: Whether some execution had a wrong value.
+        sought: So many of the races were looked at to the end; for the others, the time ran out or Ctrl-C came.
     """
     for place, race in enumerate(races):
         phases = f" ({race.first.phase} / {race.second.phase})" if race.first.phase or race.second.phase else ""
-        yield f"race {place + 1}{phases}: {_effect(protocol, memory, small.get(place), failed)}"
+        yield f"race {place + 1}{phases}: {_effect(protocol, memory, small.get(place), failed, place < sought)}"
     if config.calls == 1 and len(_launches(program)) <= program.world:
         yield "one call only: whether the next call reuses a buffer too early was not looked at (--calls 3)"
     yield from _residency(config, program)
@@ -71,7 +73,9 @@ def _residency(config: Config, program: Program) -> Iterator[str]:
         yield f"no GPU ever has more than {config.resident} blocks to run at once, so that slots do not matter here"
 
 
-def _effect(protocol: Protocol, memory: str, found: Witness | None, failed: bool) -> str:
+def _effect(protocol: Protocol, memory: str, found: Witness | None, failed: bool, sought: bool) -> str:
+    if found is None and not sought:
+        return "what it does to values was not looked for to the end: the time ran out, or Ctrl-C came"
     if found is None and failed:
         return "no schedule tried made a value wrong by the order of this pair alone"
     if found is None:
