@@ -14,7 +14,7 @@ from lab.protocol.expr import Const, RegisterError, word
 from lab.protocol.host import Host
 from lab.protocol.layout import Buffer
 from lab.protocol.memory import Declare, Owned
-from lab.protocol.program import WHOLE, Agent, Memory, Program, Region, Rmw, Store, Wait
+from lab.protocol.program import WHOLE, Agent, Memory, Move, Program, Region, Rmw, Store, Wait, WaitStamp
 from lab.protocol.record import Recorder
 
 if TYPE_CHECKING:
@@ -233,12 +233,17 @@ def _check_waits(program: Program) -> None:
 
     Unless what the region holds at first meets the wait.
     """
-    written = {op.word.region.name for agent in program.agents for op in agent.ops if isinstance(op, (Store, Rmw))}
-    waits = [op for agent in program.agents for op in agent.ops if isinstance(op, Wait) and op.on_timeout is None]
-    for op in waits:
-        region = op.word.region
-        met = isinstance(op.value, Const) and op.cond.met(region.initial, op.value.value, op.word.count)
-        if region.name not in written and not met:
-            raise ProtocolError(
-                f"no agent ever writes {region.name} of rank {region.rank}, so this wait hangs", site=op.site
-            )
+    ops = [op for agent in program.agents for op in agent.ops]
+    written = {op.word.region.name for op in ops if isinstance(op, (Store, Rmw))}
+    stamped = {op.dst.region.name for op in ops if isinstance(op, Move) and op.stamp is not None}
+    for op in ops:
+        if not isinstance(op, (Wait, WaitStamp)) or op.on_timeout is not None:
+            continue
+        if isinstance(op, Wait):
+            region, known, first, count = op.word.region, written, op.word.region.initial, op.word.count
+        else:
+            region, known, first, count = op.span.region, stamped, 0, 1
+        met = isinstance(op.value, Const) and op.cond.met(first, op.value.value, count)
+        if region.name not in known and not met:
+            what = region.name if isinstance(op, Wait) else f"packets into {region.name}"
+            raise ProtocolError(f"no agent ever writes {what} of rank {region.rank}, so this wait hangs", site=op.site)

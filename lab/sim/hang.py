@@ -10,7 +10,7 @@ import numpy as np
 
 from lab.protocol import tables as t
 from lab.protocol.expr import enumerate_index
-from lab.protocol.program import Agent, Op, Residency, Rmw, Store, Wait, WordRef
+from lab.protocol.program import Agent, Move, Op, Residency, Rmw, Span, Store, Wait, WaitStamp, WordRef
 from lab.protocol.tables import Tables
 from lab.sim import machine as m
 from lab.sim import words
@@ -135,6 +135,8 @@ def _stands(execution: Execution, agent: Agent, op: Op, writers: list[str]) -> s
     tables = execution.tables
     pc = int(execution.state.pc[agent.id])
     text = f"op {int(tables.ops[pc, t.POSITION])}: {op.describe()} ({op.site})"
+    if isinstance(op, WaitStamp):
+        return text + _to_come(writers)
     if not isinstance(op, Wait):
         return text
     held = ", ".join(str(int(execution.state.word[word])) for word in _looked_at(execution, agent, op))
@@ -142,10 +144,14 @@ def _stands(execution: Execution, agent: Agent, op: Op, writers: list[str]) -> s
     gone = _met_and_gone(execution, agent, op)
     if gone:
         return f"{text}; {gone}"
+    return text + _to_come(writers)
+
+
+def _to_come(writers: list[str]) -> str:
     if not writers:
-        return f"{text}; nobody will write it any more"
+        return "; nobody will write it any more"
     more = f" and {len(writers) - 3} more" if len(writers) > 3 else ""
-    return f"{text}; still to be written by {', '.join(writers[:3])}{more}"
+    return f"; still to be written by {', '.join(writers[:3])}{more}"
 
 
 def _looked_at(execution: Execution, agent: Agent, op: Wait) -> range:
@@ -164,21 +170,37 @@ def _words(tables: Tables, ref: WordRef) -> list[int]:
 
 def _writers_to_come(execution: Execution, agent: Agent, op: Op) -> list[int]:
     """Agents that have an operation ahead of them that may write what `agent` waits for."""
-    if not isinstance(op, Wait):
+    if isinstance(op, Wait):
+        wanted, region = set(_looked_at(execution, agent, op)), op.word.region.id
+    elif isinstance(op, WaitStamp):
+        wanted, region = _elements(op.span), op.span.region.id
+    else:
         return []
     tables = execution.tables
-    wanted = set(_looked_at(execution, agent, op))
     found = []
     for other in tables.program.agents:
         at = int(execution.state.pc[other.id]) - int(tables.agent_start[other.id])
-        ahead = (o for o in other.ops[at:] if isinstance(o, (Store, Rmw)) and o.word.region.id == op.word.region.id)
-        if other.id != agent.id and any(wanted & set(_words(tables, o.word)) for o in ahead):
+        if other.id != agent.id and any(wanted & _written(tables, o, region) for o in other.ops[at:]):
             found.append(other.id)
     return found
 
 
+def _written(tables: Tables, op: Op, region: int) -> set[int]:
+    """Words, or elements of packets, of a region that an operation may write for others to wait for."""
+    if isinstance(op, (Store, Rmw)) and op.word.region.id == region:
+        return set(_words(tables, op.word))
+    stamps = isinstance(op, Move) and op.stamp is not None and op.dst.region.id == region
+    return _elements(op.dst) if stamps else set()
+
+
+def _elements(span: Span) -> set[int]:
+    """Elements that a span may name."""
+    _, (starts,) = enumerate_index(span.start)
+    return {element for start in starts for element in range(start, start + span.length)}
+
+
 def _met_and_gone(execution: Execution, agent: Agent, op: Wait) -> str | None:
-    """Whether the word once met the wait and was overwritten before the waiter looked."""
+    """Whether the word met the wait, after the waiter read it last, and was overwritten before the waiter looked."""
     log, tables = execution.log, execution.tables
     wanted = set(_looked_at(execution, agent, op))
     if op.word.count > 1:
@@ -187,7 +209,13 @@ def _met_and_gone(execution: Execution, agent: Agent, op: Wait) -> str | None:
     met = None
     for step in range(execution.steps):
         row = int(log.op[step])
-        if row < 0 or int(tables.ops[row, t.KIND]) not in (t.STORE, t.RMW) or int(log.row[step]) not in wanted:
+        kind = int(tables.ops[row, t.KIND]) if row >= 0 else -1
+        if kind not in (t.LOAD, t.STORE, t.RMW, t.WAIT) or int(log.row[step]) not in wanted:
+            continue
+        if int(tables.ops[row, t.AGENT]) == agent.id:
+            met = None
+            continue
+        if kind not in (t.STORE, t.RMW):
             continue
         if words.met.py_func(int(op.cond), int(log.value[step]), value):
             met = step

@@ -167,7 +167,8 @@ def new_state(s: Static, registers: int) -> State:
     entities = 2 * agents + links
     queue = int(s.link_at[-1]) + 1
     pending = int(s.pending_at[-1]) + 1 if s.model == POSTED else 1
-    stamps = len(s.cell_initial) if np.any(s.ops[:, t.STAMP] >= 0) else 1
+    packets = np.any(s.ops[:, t.STAMP] >= 0) or np.any(s.ops[:, t.KIND] == t.WAIT_STAMP)
+    stamps = len(s.cell_initial) if packets else 1
     return State(
         registers=np.zeros((agents, registers + words.STACK), np.int64),
         pc=np.zeros(agents, np.int32),

@@ -67,7 +67,8 @@ class RowSearch:
         self.state, self.log = m.new_state(self.static, tables.registers), m.new_log(self.static, m.LEVEL_NONE)
         self.stop = stop
         self.cells = conflicts.written_cells(tables)
-        self.stamps = self.cells if np.any(tables.ops[:, t.STAMP] >= 0) else self.cells[:0]
+        packets = np.any(tables.ops[:, t.STAMP] >= 0) or np.any(tables.ops[:, t.KIND] == t.WAIT_STAMP)
+        self.stamps = self.cells if packets else self.cells[:0]
         self.lowest = conflicts.lowest_reachable(tables)
         self.partner_at, self.partners = conflicts.no_partners(tables)
         if reduce:
