@@ -76,7 +76,7 @@ def _print(outcome: Outcome) -> None:
     typer.echo(f"{outcome.state:<9} {outcome.verdict:<14} {mutant.what:<32} {mutant.phase:<12} {mutant.line}")
     typer.echo(f"{'':<25}{mutant.example}")
     if not outcome.caught:
-        blind = " (sc and posted do not see what an order does)" if mutant.orders_only else ""
+        blind = " (sc and posted do not see what an order does)" if outcome.judgement.proved else ""
         typer.echo(f"{'':<25}{'proof' if outcome.proved else 'not proved' + blind}: {outcome.proof}")
 
 

@@ -15,7 +15,7 @@ from lab.errors import LabError
 from lab.protocol.program import Fence, Load, Move, Op, Order, Program, Scope, WaitStamp
 from lab.sim.edit import Line, dropped, is_barrier, own_lines, packet_lines
 from lab.sim.executor import Executor, InProcess
-from lab.sim.judge import DEFAULT_LIMITS, Basis, Judgement, Limits, judge_program
+from lab.sim.judge import DEFAULT_LIMITS, Judgement, Limits, judge_program
 from lab.sim.slots import at_depth, slot_dimensions
 
 Change = Callable[[Program], Program]
@@ -70,14 +70,8 @@ class Outcome:
 
     @property
     def proved(self) -> bool:
-        """Whether the mutant is proved right.
-
-        A search of every schedule under `sc` and `posted` does not see what memory orders do on weaker machines, so it
-        proves nothing about a mutant that takes only an order away.
-        """
-        if self.judgement.basis is Basis.EVERY_SCHEDULE:
-            return not self.mutant.orders_only
-        return self.judgement.proved
+        """Whether the mutant is proved right; one that takes only an order away, by a proof that sees orders."""
+        return self.judgement.proved and (self.judgement.orders or not self.mutant.orders_only)
 
     @property
     def proof(self) -> str:
