@@ -2,20 +2,24 @@
 
 Numba asks only whether the file that defines a function has changed. Here functions call each other across files and
 take constants from the tables' columns, so that a change in one file would leave stale code of another in use, with
-wrong results. Hence the folder's name is a digest of all sources that compiled code can see.
+wrong results. Hence the folder's name is a digest of all sources that compiled code can see, and of no others.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numba
 
+_IMPORT = re.compile(r"^\s*from (lab[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)  # the only form used here
+_COMPILES = re.compile(r"^from numba import ", re.MULTILINE)
 _UNUSED_SECONDS = 30 * 24 * 3600
 
 
@@ -28,7 +32,8 @@ def keep_compiled_code(folder: Path | None = None) -> Path:
     Returns:
         The folder of these sources.
     """
-    key = digest()
+    package = Path(__file__).parents[1]
+    key = _digest(package, compiled_sources(package))
     base = folder or (Path(numba.config.CACHE_DIR) if numba.config.CACHE_DIR else _user_cache())
     for place in (base, Path(tempfile.gettempdir()) / f"research-kernel-lab-{os.getuid()}"):
         try:
@@ -47,12 +52,38 @@ def _user_cache() -> Path:
 
 
 def digest() -> str:
-    """Sixteen hex digits over every source that compiled code takes functions or constants from."""
-    here = Path(__file__).parent
-    protocol = [here.parent / "protocol" / name for name in ("expr.py", "program.py", "tables.py")]
+    """Sixteen hex digits over every source of the simulator and of the language."""
+    package = Path(__file__).parents[1]
+    return _digest(package, [*(package / "sim").glob("*.py"), *(package / "protocol").glob("*.py")])
+
+
+def compiled_sources(package: Path) -> list[Path]:
+    """The files of `package`/sim that hold compiled functions, and all files of the package that they import.
+
+    Compiled code takes functions and constants from no other file.
+    """
+    todo = [path for path in (package / "sim").glob("*.py") if _COMPILES.search(path.read_text(encoding="utf-8"))]
+    found = set(todo)
+    while todo:
+        for path in _imported(package, todo.pop().read_text(encoding="utf-8")):
+            if path not in found:
+                found.add(path)
+                todo.append(path)
+    return sorted(found)
+
+
+def _imported(package: Path, source: str) -> Iterator[Path]:
+    """Files of the package that a source imports, wherever in it."""
+    for module, names in _IMPORT.findall(source):
+        base = package.joinpath(*module.split(".")[1:])
+        places = [base, *(base / name for name in re.findall(r"\w+", names))]
+        yield from (place.with_suffix(".py") for place in places if place.with_suffix(".py").is_file())
+
+
+def _digest(package: Path, sources: list[Path]) -> str:
     digest = hashlib.sha256()
-    for source in sorted([*here.glob("*.py"), *protocol]):
-        digest.update(source.name.encode())
+    for source in sorted(sources):
+        digest.update(str(source.relative_to(package)).encode())
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
 
