@@ -28,6 +28,8 @@ from lab.sim.verdict import Race, Verdict
 EXHAUSTIVE = "exhaustive"
 SCHEDULERS = (DIRECTED, "random", "pct")
 """What explores unless others are asked for."""
+_CONFIRMING = 500_000, 8
+"""Operations, and executions at least, that are explored where one execution is proved to stand for all."""
 _SHARE = 0.5  # of the time for exploration, and of what is left for the search, where witnesses are still to be found
 
 
@@ -59,7 +61,8 @@ def check(
         config: At which configuration; None: the protocol's defaults.
         memory: Memory model of the exploration: sc, posted or weak.
         schedulers: As in `explore.explore`; `exhaustive` adds a search of all schedules.
-        executions: Executions to explore.
+        executions: Executions to explore; of a large program fewer where one is proved to stand for all under every
+            memory model, since they can only confirm it.
         seed: First seed.
         deadline: Seconds that all of it may take; None: no limit. Where something races, half of them are kept for the
             witnesses. The race check of the first execution is always finished.
@@ -88,16 +91,20 @@ def check(
     tables = compile_tables(program)
     report = find_races(tables)
     found, searched, plan = Exploration(), None, Plan()
-    races, why_not = report.races, "Ctrl-C came before it was looked at"
+    races, why_not, everywhere = report.races, "Ctrl-C came before it was looked at", False
     explorers = tuple(name for name in schedulers if name != EXHAUSTIVE)
     try:
         why_not = why_not_determinate(report.execution, bool(report.races))
         races = report.races if why_not is None else races_of_several(tables, report, seed)
+        everywhere = why_not is None and not races and holds_under_every_model(report.execution)
         if races and DIRECTED in explorers:
             plan = plan_of(tables, memory, [key_of(race) for race in races], seed, first=report)
     except KeyboardInterrupt:
         found.stopped = INTERRUPTED
     share = _SHARE if races and minimise else 1.0
+    if everywhere and not early_timeout:
+        operations, least = _CONFIRMING
+        executions = min(executions, max(least, operations // report.execution.steps))
     if explorers and found.stopped is None:
         phase("exploration")
         left = until.part(share)
@@ -123,7 +130,6 @@ def check(
     failure = Failure() if failing is None else failure_of(protocol, failing)
     verdict = _verdict(protocol, config, program, memory, races, found, failing, failure, small, sought)
     raced = 1 if why_not is None else RACE_CHECKED + 1
-    everywhere = why_not is None and not races and holds_under_every_model(report.execution)
     verdict = replace(verdict, proof=proof(program, memory, why_not, bool(races), everywhere, raced, found, searched))
     if verdict.ok or verdict.interrupted or not repair_seconds:
         return verdict

@@ -27,28 +27,25 @@ from dataclasses import replace
 import numpy as np
 
 from lab.protocol import tables as t
-from lab.protocol.expr import MASK, Const, Expr, registers_of
+from lab.protocol.expr import MASK, Const
 from lab.protocol.program import (
-    Agent,
     Cond,
     Expect,
     Load,
     Move,
     Op,
     Order,
-    Program,
     Rmw,
     Scope,
-    Span,
     Store,
     Wait,
     WaitStamp,
-    WordRef,
 )
+from lab.protocol.tables import Tables
 from lab.sim import machine as m
 from lab.sim import words
 from lab.sim.races import Clocks, Execution, clocks, execute, find_races
-from lab.sim.straight import NotStraightError, straighten, touched
+from lab.sim.straight import NotStraightError, straighten, touched, used_registers
 from lab.sim.visibility import every_poll_sees
 
 
@@ -104,7 +101,7 @@ def _without_counting(execution: Execution) -> Execution:
     If that is determinate, no step ever disables another, with the wait as without: all schedules end if one does.
     """
     tables = execution.tables
-    counters = _counters(tables.program)
+    counters = _counters(tables)
     ops = tables.ops.copy()
     row = 0
     for agent in tables.program.agents:
@@ -115,16 +112,17 @@ def _without_counting(execution: Execution) -> Execution:
     return execute(replace(tables, ops=ops)) if np.any(ops != tables.ops) else execution
 
 
-def _counters(program: Program) -> set[int]:
+def _counters(tables: Tables) -> set[int]:
     """Ids of the regions that nobody writes but by additions which release nothing and do not wrap."""
-    total: dict[int, int] = {region.id: region.initial for region in program.regions if region.kind == "words"}
-    other = set()
-    for agent in program.agents:
-        used = _used_registers(agent)
+    regions = tables.program.regions
+    total: dict[int, int] = {region.id: region.initial for region in regions if region.kind == "words"}
+    other, used = set(), used_registers(tables)
+    for agent in tables.program.agents:
         for op in agent.ops:
             if isinstance(op, (Store, Rmw)):
                 total[op.word.region.id] += op.value.value if isinstance(op.value, Const) else MASK
-                if not (isinstance(op, Rmw) and op.fn == "add" and _releases_nothing(op)) or op.dst in used:
+                counts = isinstance(op, Rmw) and op.fn == "add" and _releases_nothing(op)
+                if not counts or (op.dst is not None and used[agent.id, op.dst]):  # type: ignore[union-attr]
                     other.add(op.word.region.id)
     return {region for region, most in total.items() if most <= MASK} - other
 
@@ -139,12 +137,12 @@ def _only_counts(op: Wait) -> bool:
 
 def _reasons(execution: Execution, guards: Clocks, racy: bool) -> Iterator[str]:
     agents = execution.tables.program.agents
-    used = [_used_registers(agent) for agent in agents]
+    used = used_registers(execution.tables)
     for agent in agents:
         for op in agent.ops:
             if isinstance(op, Wait) and op.cond is Cond.SUM_LE:
                 yield f"{agent.name} waits for a sum of words ({op.site}), which several orders of writes can meet"
-            if isinstance(op, Expect) and racy and op.dst in used[agent.id]:
+            if isinstance(op, Expect) and racy and op.dst is not None and used[agent.id, op.dst]:
                 yield f"{agent.name} decides by a payload that races ({op.site})"
     values = np.where(guards.stamp >= 0, guards.stamp, execution.log.value[: execution.steps])
     for steps in _word_accesses(execution).values():
@@ -163,7 +161,7 @@ class _Word:
         self,
         execution: Execution,
         guards: Clocks,
-        used: list[set[int]],
+        used: np.ndarray,
         values: np.ndarray,
         steps: np.ndarray,
         joined: np.ndarray,
@@ -212,7 +210,7 @@ class _Word:
         return w[~(before | after)]
 
     def _is_used(self, step: int, op: Load | Rmw) -> bool:
-        return op.dst in self._used[int(self._tables.ops[self._log.op[step], t.AGENT])]
+        return op.dst is not None and bool(self._used[self._tables.ops[self._log.op[step], t.AGENT], op.dst])
 
     def _commute(self, step: int, op: Store | Rmw | Move, other: int) -> bool:
         second = self._op(other)
@@ -265,20 +263,3 @@ def _stamp_accesses(execution: Execution, found: Clocks) -> Iterator[tuple[np.nd
         if alike.tobytes() not in seen:
             seen.add(alike.tobytes())
             yield alike[0], alike[1]
-
-
-def _used_registers(agent: Agent) -> set[int]:
-    """Registers that some operation of the agent reads."""
-    return {register.index for op in agent.ops for expr in _operands(op) for register in registers_of(expr)}
-
-
-def _operands(op: Op) -> Iterator[Expr]:
-    for name in op.__dataclass_fields__:
-        value = getattr(op, name)
-        for part in value if isinstance(value, tuple) else (value,):
-            if isinstance(part, Expr):
-                yield part
-            elif isinstance(part, WordRef):
-                yield part.index
-            elif isinstance(part, Span):
-                yield part.start
