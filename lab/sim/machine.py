@@ -18,20 +18,69 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from lab.errors import LabError
 from lab.protocol import tables as t
 from lab.protocol.program import Memory, Scope
 from lab.sim import words
+from lab.sim.scheduler import (  # noqa: F401 (what callers of an engine need is found on it)
+    C_ENABLED,
+    C_OPS,
+    C_POLLERS,
+    C_STEPS,
+    C_TIMEOUTS,
+    C_UNSETTLED,
+    C_WRONG,
+    C_WRONG_OPS,
+    DIVERGED,
+    DONE,
+    DRAINING,
+    FINISHED,
+    HANG,
+    LEVEL_CHOICES,
+    LEVEL_FULL,
+    LEVEL_NONE,
+    NO_MOVE,
+    PARKED,
+    PCT,
+    PCT_DEPTH,
+    POLLING,
+    RANDOM,
+    READY,
+    REPLAY,
+    RUN_ON,
+    STEP_LIMIT,
+    T_ABORTS,
+    T_FIRST,
+    T_HANGS,
+    T_OPS,
+    T_RUNS,
+    T_WRONG,
+    TOLERANT,
+    Log,
+    add_up,
+    below,
+    demoted,
+    disable,
+    draw_change_points,
+    enable,
+    highest,
+    lowest,
+    may_time_out,
+    new_change_points,
+    new_log,
+    new_totals,
+    next_random,
+    prioritise,
+    seeded,
+    stopped,
+    timed_out,
+    to_visible,
+    unsettle,
+    wake_pollers,
+)
 
 SC, POSTED = range(2)
 MEMORY_MODELS = ("sc", "posted", "weak")  # which module runs each: lab.sim.engines
-# How a run ended.
-DONE, HANG, STEP_LIMIT, DIVERGED = range(4)
-# What picks the next step.
-RANDOM, REPLAY, RUN_ON, PCT, TOLERANT = range(5)
 _DEVICE = int(Scope.DEVICE)
-_NO_MOVE, _ENABLED, _PARKED, _DRAINING, _POLLING, _FINISHED = range(6)
-_NEVER = 1 << 62
 
 
 class Static(NamedTuple):
@@ -83,31 +132,6 @@ class State(NamedTuple):
     priority: np.ndarray
     unsettled: np.ndarray  # agents whose next operation has to be looked at before the next choice
     counts: np.ndarray  # see C_*
-
-
-C_ENABLED, C_STEPS, C_WRONG, C_WRONG_OPS, C_TIMEOUTS, C_OPS, C_POLLERS, C_UNSETTLED = range(8)
-
-
-# Totals of `batch`; T_FIRST is the first failing seed, -1: none.
-T_RUNS, T_WRONG, T_HANGS, T_ABORTS, T_OPS, T_FIRST = range(6)
-PCT_DEPTH = 3  # unless a run asks for another
-
-
-class Log(NamedTuple):
-    """What a run leaves behind. Arrays of length 1 are not written (LEVEL_NONE)."""
-
-    level: int
-    choice: np.ndarray  # entity chosen at each step
-    op: np.ndarray  # row of ops executed at each step, -1: a delivery
-    seen: np.ndarray  # step whose write a word read saw, -1: initial
-    value: np.ndarray  # word read or written
-    row: np.ndarray  # word id, or row of moves
-    reads: np.ndarray  # step that wrote each cell read, by Static.reads_at
-    wrote: np.ndarray  # fingerprint written to each cell, by Static.pending_at
-    wrong: np.ndarray  # (row of ops, item) of wrong elements, in the order found
-
-
-LEVEL_NONE, LEVEL_CHOICES, LEVEL_FULL = range(3)
 
 
 def static(tables: t.Tables, memory: str) -> Static:
@@ -193,66 +217,6 @@ def new_state(s: Static, registers: int) -> State:
     )
 
 
-def new_log(s: Static, level: int) -> Log:
-    """Allocate the log of a run: nothing, the choices, or everything that the race check and the explanation need."""
-    steps = 2 * len(s.ops) + 1 if level else 1
-    full = steps if level == LEVEL_FULL else 1
-    expects = s.moves[:, t.M_COUNT][s.moves[:, t.M_VALUES] >= 0].sum()
-    return Log(
-        level=level,
-        choice=np.zeros(steps, np.int32),
-        op=np.zeros(full, np.int32),
-        seen=np.zeros(full, np.int32),
-        value=np.zeros(full, np.int64),
-        row=np.zeros(full, np.int32),
-        reads=np.full(int(s.reads_at[-1]) + 1 if level == LEVEL_FULL else 1, -1, np.int32),
-        wrote=np.zeros(int(s.pending_at[-1]) + 1 if level == LEVEL_FULL else 1, np.uint64),
-        wrong=np.zeros((int(expects) + 1 if level == LEVEL_FULL else 1, 2), np.int32),
-    )
-
-
-@njit(forceinline=True, cache=True, _nrt=False)
-def _next_random(x):
-    """xorshift64* (Vigna 2016), one step."""
-    x ^= x >> np.uint64(12)
-    x ^= x << np.uint64(25)
-    x ^= x >> np.uint64(27)
-    return x
-
-
-@njit(forceinline=True, cache=True, _nrt=False)
-def _below(x, n):
-    """A number in 0..n-1 from the high bits of the scrambled state."""
-    high = (x * np.uint64(0x2545F4914F6CDD1D)) >> np.uint64(32)
-    return np.int64((high * np.uint64(n)) >> np.uint64(32))
-
-
-@njit(forceinline=True, cache=True, _nrt=False)
-def _enable(st, entity):
-    if st.place[entity] < 0:
-        st.place[entity] = st.counts[C_ENABLED]
-        st.enabled[st.counts[C_ENABLED]] = entity
-        st.counts[C_ENABLED] += 1
-
-
-@njit(forceinline=True, cache=True, _nrt=False)
-def _disable(st, entity):
-    at = st.place[entity]
-    if at >= 0:
-        last = st.counts[C_ENABLED] - 1
-        other = st.enabled[last]
-        st.enabled[at] = other
-        st.place[other] = at
-        st.place[entity] = -1
-        st.counts[C_ENABLED] = last
-
-
-@njit(forceinline=True, cache=True, _nrt=False)
-def _unsettle(st, agent):
-    st.unsettled[st.counts[C_UNSETTLED]] = agent
-    st.counts[C_UNSETTLED] += 1
-
-
 @njit(forceinline=True, cache=True, _nrt=False)
 def _word_wait_met(s, st, op, agent):
     value = words.operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
@@ -304,64 +268,36 @@ def _needs_drain(s, st, op, agent):
 @njit(forceinline=True, cache=True, _nrt=False)
 def _settle(s, st, agent):
     """Run local operations, then enable or park the agent at its next visible one."""
-    pc = st.pc[agent]
-    while pc < s.agent_end[agent]:
-        kind = s.ops[pc, t.KIND]
-        if kind == t.SET:
-            st.registers[agent, s.ops[pc, t.DST]] = words.operand(
-                s.exprs, s.postfix, s.ops[pc, t.VALUE], st.registers, agent
-            )
-            pc += 1
-        elif kind == t.BRANCH:
-            cond = s.ops[pc, t.VALUE]
-            if cond >= 0 and words.operand(s.exprs, s.postfix, cond, st.registers, agent):
-                pc += 1
-            else:
-                pc = s.ops[pc, t.TARGET]
-        elif kind == t.NOP:
-            pc += 1
-        else:
-            break
-    st.pc[agent] = pc
+    pc = to_visible(s, st, agent)
     if pc >= s.agent_end[agent]:
-        st.status[agent] = _FINISHED
-        _disable(st, agent)
+        st.status[agent] = FINISHED
+        disable(st, agent)
         return
     kind = s.ops[pc, t.KIND]
     if s.model == POSTED and _needs_drain(s, st, pc, agent):
-        st.status[agent] = _DRAINING
-        _disable(st, agent)
+        st.status[agent] = DRAINING
+        disable(st, agent)
     elif kind == t.WAIT and not _word_wait_met(s, st, pc, agent):
-        _disable(st, agent)
+        disable(st, agent)
         if s.ops[pc, t.FN] == words.SUM_LE:
-            st.status[agent] = _POLLING
+            st.status[agent] = POLLING
             st.counts[C_POLLERS] += 1
         else:
             at = words.address(s, st, pc, agent)
-            st.status[agent] = _PARKED
+            st.status[agent] = PARKED
             st.next_waiter[agent] = st.waiter[at]
             st.waiter[at] = agent
     elif kind == t.WAIT_STAMP and not _stamps_met(s, st, pc, agent):
-        st.status[agent] = _POLLING
+        st.status[agent] = POLLING
         st.counts[C_POLLERS] += 1
-        _disable(st, agent)
+        disable(st, agent)
     else:
-        st.status[agent] = _ENABLED
-        _enable(st, agent)
+        st.status[agent] = READY
+        enable(st, agent)
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
-def _wake_pollers(s, st):
-    """Re-examine agents that wait for several words or for stamps."""
-    for agent in range(len(st.pc)):
-        if st.status[agent] == _POLLING:
-            st.status[agent] = _NO_MOVE
-            st.counts[C_POLLERS] -= 1
-            _unsettle(st, agent)
-
-
-@njit(forceinline=True, cache=True, _nrt=False)
-def _write_word(s, st, at, value, step):
+def _write_word(st, at, value, step):
     st.word[at] = value
     st.word_writer[at] = step
     agent = st.waiter[at]
@@ -369,18 +305,18 @@ def _write_word(s, st, at, value, step):
         st.waiter[at] = -1
         while agent >= 0:
             following = st.next_waiter[agent]
-            if st.status[agent] == _PARKED:
-                st.status[agent] = _NO_MOVE
-                _unsettle(st, agent)
+            if st.status[agent] == PARKED:
+                st.status[agent] = NO_MOVE
+                unsettle(st, agent)
             agent = following
     if st.counts[C_POLLERS]:
-        _wake_pollers(s, st)
+        wake_pollers(st)
 
 
 @njit(cache=True, _nrt=False)
 def _unpark(s, st, agent):
     """Take an agent that timed out off the list of its word."""
-    if st.status[agent] == _POLLING:
+    if st.status[agent] == POLLING:
         st.counts[C_POLLERS] -= 1
         return
     at = words.address(s, st, st.pc[agent], agent)
@@ -441,7 +377,7 @@ def _move(s, st, log, op, row, agent, step):
         for i in range(n):
             st.stamp[s.items[dst + i]] = stamp
         if st.counts[C_POLLERS]:
-            _wake_pollers(s, st)
+            wake_pollers(st)
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
@@ -455,7 +391,7 @@ def _post(s, st, op, address, value, agent, rank, step):
     st.queue[slot, 3] = agent
     st.queue[slot, 4] = step
     st.outstanding[agent, rank] += 1
-    _enable(st, len(st.pc) + link)
+    enable(st, len(st.pc) + link)
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
@@ -464,7 +400,7 @@ def _deliver(s, st, link):
     slot = s.link_at[link] + st.queue_head[link]
     st.queue_head[link] += 1
     if st.queue_head[link] == st.queue_tail[link]:
-        _disable(st, len(st.pc) + link)
+        disable(st, len(st.pc) + link)
     op, address, value = st.queue[slot, 0], st.queue[slot, 1], st.queue[slot, 2]
     agent, step = st.queue[slot, 3], st.queue[slot, 4]
     if s.ops[op, t.KIND] == t.MOVE:
@@ -476,13 +412,13 @@ def _deliver(s, st, link):
             if s.ops[op, t.STAMP] >= 0:
                 st.stamp[to] = value
         if st.counts[C_POLLERS]:
-            _wake_pollers(s, st)
+            wake_pollers(st)
     else:
-        _write_word(s, st, address, value, step)
+        _write_word(st, address, value, step)
     st.outstanding[agent, link % s.world] -= 1
-    if st.status[agent] == _DRAINING:
-        st.status[agent] = _NO_MOVE
-        _unsettle(st, agent)
+    if st.status[agent] == DRAINING:
+        st.status[agent] = NO_MOVE
+        unsettle(st, agent)
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
@@ -521,7 +457,7 @@ def _execute(s, st, log, agent, step):
         if s.model == POSTED and rank >= 0 and rank != s.agent_rank[agent] and not s.agent_host[agent]:
             _post(s, st, pc, address, value, agent, rank, step)
         else:
-            _write_word(s, st, address, value, step)
+            _write_word(st, address, value, step)
     elif kind == t.WAIT:
         value = st.word[address]
         seen = st.word_writer[address]
@@ -540,7 +476,7 @@ def _execute(s, st, log, agent, step):
             st.registers[agent, s.ops[pc, t.DST]] = old
         value = words.rmw(s.ops[pc, t.FN], old, given, expected)
         if s.ops[pc, t.FN] != t.CAS or old == expected:
-            _write_word(s, st, address, value, step)
+            _write_word(st, address, value, step)
     elif kind == t.MOVE:
         _move(s, st, log, pc, address, agent, step)
     elif kind == t.FILL:
@@ -561,7 +497,7 @@ def _execute(s, st, log, agent, step):
         log.value[step] = value
         log.row[step] = address
     st.counts[C_OPS] += 1
-    _unsettle(st, agent)
+    unsettle(st, agent)
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
@@ -581,7 +517,7 @@ def _reset(s, st):
     _copy(st.pc, s.agent_start)
     _copy(st.word, s.word_initial)
     _copy(st.cell, s.cell_initial)
-    _clear(st.status, _NO_MOVE)
+    _clear(st.status, NO_MOVE)
     _clear(st.place, -1)
     _clear(st.word_writer, -1)
     _clear(st.waiter, -1)
@@ -597,42 +533,14 @@ def _reset(s, st):
             st.registers[agent, register] = 0
     _clear(st.counts, 0)
     for agent in range(len(st.pc) - 1, -1, -1):
-        _unsettle(st, agent)
-
-
-@njit(cache=True, _nrt=False)
-def _timed_out(s, st, x, early):
-    """The entity of a parked agent that gives up, chosen at random among those with a bound; -1: none has one.
-
-    `early`: others could still move, so that only a bound on polls can be reached, not one in seconds.
-    """
-    agents = len(st.pc)
-    count = 0
-    for agent in range(agents):
-        if _may_time_out(s, st, agent) and not (early and s.ops[st.pc[agent], t.CLOCK] > 0):
-            count += 1
-    if count == 0:
-        return -1
-    wanted = _below(x, count)
-    for agent in range(agents):
-        if _may_time_out(s, st, agent) and not (early and s.ops[st.pc[agent], t.CLOCK] > 0):
-            if wanted == 0:
-                return agents + s.world * s.world + agent
-            wanted -= 1
-    return -1
-
-
-@njit(forceinline=True, cache=True, _nrt=False)
-def _may_time_out(s, st, agent):
-    waiting = st.status[agent] == _PARKED or st.status[agent] == _POLLING
-    return waiting and s.ops[st.pc[agent], t.TARGET] >= 0
+        unsettle(st, agent)
 
 
 @njit(cache=True, _nrt=False)
 def _is_stale(s, st, agent):
     """Whether the agent's wait was met when the agent was enabled and is not any more."""
     return (
-        st.status[agent] == _ENABLED
+        st.status[agent] == READY
         and s.ops[st.pc[agent], t.KIND] == t.WAIT
         and not _word_wait_met(s, st, st.pc[agent], agent)
     )
@@ -648,39 +556,17 @@ def _may_choose(s, st, entity):
         return False
     if _is_stale(s, st, entity - timeouts):
         _settle(s, st, entity - timeouts)  # the run that is repeated polled here without success, which is no step
-    return _may_time_out(s, st, entity - timeouts)
-
-
-@njit(forceinline=True, cache=True, _nrt=False)
-def _highest(st):
-    best = st.enabled[0]
-    for k in range(1, st.counts[C_ENABLED]):
-        if st.priority[st.enabled[k]] > st.priority[best]:
-            best = st.enabled[k]
-    return best
-
-
-@njit(forceinline=True, cache=True, _nrt=False)
-def _lowest(st):
-    best = st.enabled[0]
-    for k in range(1, st.counts[C_ENABLED]):
-        best = min(best, st.enabled[k])
-    return best
+    return may_time_out(s, st, entity - timeouts)
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
 def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_steps, stop_on_wrong):
     _reset(s, st)
     agents = len(st.pc)
-    x = np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x1234567)
-    if x == np.uint64(0):
-        x = np.uint64(1)
-    for _ in range(4):
-        x = _next_random(x)
+    first_timeout = agents + s.world * s.world
+    x = seeded(seed)
     if policy == PCT:
-        for entity in range(len(st.priority)):
-            x = _next_random(x)
-            st.priority[entity] = _below(x, 1 << 30) + (1 << 20)
+        x = prioritise(st, x)
     step = np.int64(0)
     cursor = np.int64(0)
     current = np.int64(-1)
@@ -690,7 +576,7 @@ def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_st
             _settle(s, st, st.unsettled[st.counts[C_UNSETTLED]])
         st.counts[C_STEPS] = step
         n = st.counts[C_ENABLED]
-        x = _next_random(x)
+        x = next_random(x)
         chosen = np.int64(-1)
         given = False
         if policy == TOLERANT:
@@ -703,27 +589,19 @@ def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_st
             if not _may_choose(s, st, chosen):
                 return DIVERGED
         elif n == 0:
-            chosen = _timed_out(s, st, x, False)
+            chosen = np.int64(timed_out(s, st, x, False))
             if chosen < 0:
-                for agent in range(agents):
-                    # A kernel that was never launched waits at its first operation; it does not hang anybody.
-                    launched = s.agent_host[agent] or st.pc[agent] != s.agent_start[agent]
-                    if st.status[agent] != _FINISHED and launched:
-                        return HANG
-                return DONE
-        elif early_timeout > 0 and _below(x, 1 << 32) < early_timeout and _timed_out(s, st, x, True) >= 0:
-            x = _next_random(x)  # the number that made it a timeout is small, so it cannot also say whose
-            chosen = _timed_out(s, st, x, True)
+                return stopped(s, st)
+            chosen += first_timeout
+        elif early_timeout > 0 and below(x, 1 << 32) < early_timeout and timed_out(s, st, x, True) >= 0:
+            x = next_random(x)  # the number that made it a timeout is small, so it cannot also say whose
+            chosen = first_timeout + timed_out(s, st, x, True)
         elif policy == RANDOM:
-            chosen = st.enabled[_below(x, n)]
+            chosen = st.enabled[below(x, n)]
         elif policy == PCT:
-            chosen = _highest(st)
-            for k in range(len(change_points)):
-                if change_points[k] == step:
-                    st.priority[chosen] = len(change_points) - k
-                    chosen = _highest(st)
+            chosen = demoted(st, change_points, step, highest(st))
         else:
-            chosen = current if current >= 0 and current < agents and st.place[current] >= 0 else _lowest(st)
+            chosen = current if current >= 0 and current < agents and st.place[current] >= 0 else lowest(st)
         if step >= max_steps:
             return STEP_LIMIT
         current = chosen
@@ -732,25 +610,25 @@ def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_st
         if chosen < agents:
             if _is_stale(s, st, chosen):
                 # Met when the agent was enabled, not any more: it polls again and sees nothing.
-                _unsettle(st, chosen)
+                unsettle(st, chosen)
                 if policy == REPLAY and given:
                     return DIVERGED
                 continue
             _execute(s, st, log, chosen, step)
-        elif chosen < agents + s.world * s.world:
+        elif chosen < first_timeout:
             if log.level == LEVEL_FULL:
                 log.op[step] = -1
                 log.row[step] = st.queue[s.link_at[chosen - agents] + st.queue_head[chosen - agents], 4]
             _deliver(s, st, chosen - agents)
         else:
-            agent = chosen - agents - s.world * s.world
+            agent = chosen - first_timeout
             _unpark(s, st, agent)
             if log.level == LEVEL_FULL:
                 log.op[step] = -2
                 log.row[step] = st.pc[agent]
             st.pc[agent] = s.ops[st.pc[agent], t.TARGET]
             st.counts[C_TIMEOUTS] += 1
-            _unsettle(st, agent)
+            unsettle(st, agent)
         step += 1
         st.counts[C_STEPS] = step
         if stop_on_wrong and st.counts[C_WRONG]:
@@ -760,31 +638,13 @@ def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_st
 @njit(nogil=True, cache=True, _nrt=False)
 def _runs(s, st, log, policy, seed, count, choices, change_points, early_timeout, max_steps, stop_on_wrong, totals):
     # One function that is compiled once: `run` and `batch` both call it.
-    length = max(len(s.ops), 1)
     outcome = np.int64(DONE)
     for k in range(seed, seed + count):
         if policy == PCT:
-            _draw_change_points(change_points, k, length)
+            draw_change_points(change_points, k, len(s.ops))
         outcome = _run(s, st, log, policy, k, choices, change_points, early_timeout, max_steps, stop_on_wrong)
-        wrong, aborted = st.counts[C_WRONG] > 0, st.counts[C_TIMEOUTS] > 0
-        totals[T_RUNS] += 1
-        totals[T_WRONG] += wrong
-        totals[T_HANGS] += outcome == HANG
-        totals[T_ABORTS] += aborted
-        totals[T_OPS] += st.counts[C_OPS]
-        if (wrong or aborted or outcome == HANG) and totals[T_FIRST] < 0:
-            totals[T_FIRST] = k
+        add_up(st, totals, k, outcome)
     return outcome
-
-
-@njit(forceinline=True, cache=True, _nrt=False)
-def _draw_change_points(points, seed, length):
-    """Change points of PCT, uniform over the operations (Burckhardt et al., ASPLOS 2010, section 3)."""
-    x = np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(99)
-    for p in range(len(points)):
-        x ^= x >> np.uint64(29)
-        x *= np.uint64(0xBF58476D1CE4E5B9)
-        points[p] = np.int64((x >> np.uint64(33)) % np.uint64(length))
 
 
 def run(
@@ -843,24 +703,6 @@ def batch(
     limit = 2 * len(s.ops)
     _runs(s, st, log, policy, seed, count, none, points, early_timeout, limit, stop_on_wrong, totals)
     return totals
-
-
-def new_totals() -> np.ndarray:
-    """Totals of no run."""
-    totals = np.zeros(6, np.int64)
-    totals[T_FIRST] = -1
-    return totals
-
-
-def new_change_points(depth: int) -> np.ndarray:
-    """Room for the change points of PCT at a depth.
-
-    Raises:
-        LabError: The depth is less than 1.
-    """
-    if depth < 1:
-        raise LabError("PCT has no such depth", value=depth, hint="1 runs by priority alone, d changes it d - 1 times")
-    return np.zeros(depth - 1, np.int64)
 
 
 def movable(s: Static, st: State) -> list[int]:

@@ -19,6 +19,7 @@ from lab.protocol import tables as t
 from lab.protocol.tables import Tables
 from lab.sim import conflicts
 from lab.sim import machine as m
+from lab.sim.scheduler import enable, may_time_out, unsettle
 from lab.sim.search_states import (
     FAILED,
     FINISHED,
@@ -210,7 +211,7 @@ def _load(s, st, registers, cells, stamps, arena, at, in_flight):
             st.queue_head[link] = 0
             st.queue_tail[link] = count
             if count:
-                m._enable(st, agents + link)
+                enable(st, agents + link)
             for k in range(s.link_at[link], s.link_at[link] + count):
                 op = np.int64(arena[at])
                 row = np.int64(arena[at + 1])
@@ -303,7 +304,7 @@ def _explore(
             entities[k] = st.enabled[k]
         if moves == 0:
             for agent in range(agents):
-                if m._may_time_out(s, st, agent):
+                if may_time_out(s, st, agent):
                     entities[moves] = timeouts + agent
                     moves += 1
             if moves == 0:
@@ -321,7 +322,7 @@ def _explore(
                 continue
         elif early:
             for agent in range(agents):
-                if m._may_time_out(s, st, agent) and s.ops[st.pc[agent], t.CLOCK] <= 0:
+                if may_time_out(s, st, agent) and s.ops[st.pc[agent], t.CLOCK] <= 0:
                     entities[moves] = timeouts + agent
                     moves += 1
         if reduce and entities[0] < timeouts:
@@ -345,7 +346,7 @@ def _explore(
                 m._unpark(s, st, agent)
                 st.pc[agent] = s.ops[st.pc[agent], t.TARGET]
                 st.status[agent] = 0
-                m._unsettle(st, agent)
+                unsettle(st, agent)
                 counts[N_ABORTS] += 1
             counts[N_TRANSITIONS] += 1
             wrong = st.counts[m.C_WRONG] > 0

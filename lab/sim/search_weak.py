@@ -60,6 +60,7 @@ from lab.sim.search_states import (
     rows_of,
 )
 from lab.sim.visibility import polls_of_caches
+from lab.sim.weak_state import Static
 
 _VISIBILITY = -1
 """Not a word: what releases at system scope write, and polls read whose messages these may make visible."""
@@ -214,7 +215,7 @@ class WeakSearch:
 
 
 def _partners(
-    tables: Tables, s: weak.Static, touched: list[conflicts.Touch | None], lowest: np.ndarray, early: bool
+    tables: Tables, s: Static, touched: list[conflicts.Touch | None], lowest: np.ndarray, early: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """For each operation, those of other agents whose agents belong to its persistent set."""
     conflict = _conflict(_in_fixed_order(tables, touched, early))
@@ -255,9 +256,7 @@ def _writes(tables: Tables, touched: list[conflicts.Touch | None]) -> np.ndarray
     return writes
 
 
-def _with_visibility(
-    tables: Tables, s: weak.Static, touched: list[conflicts.Touch | None]
-) -> list[conflicts.Touch | None]:
+def _with_visibility(tables: Tables, s: Static, touched: list[conflicts.Touch | None]) -> list[conflicts.Touch | None]:
     """`touched`, where what is visible of memory is one more thing that is read and written."""
     ops, found = tables.ops, list(touched)
     for row in polls_of_caches(tables, s, touched):
@@ -319,7 +318,7 @@ def _close(s, st, f, partner_at, partners, first, members):
 def _moves(s, st, f, partner_at, partners, reduce, early, members, best, out):
     """Write the entities to follow from here to `out`; returns how many."""
     agents, n = len(st.pc), 0
-    if st.counts[weak.C_ENABLED] == 0:
+    if st.counts[m.C_ENABLED] == 0:
         for agent in range(agents):
             n = _add_agent(s, st, agent, False, out, n)
         lucky = n

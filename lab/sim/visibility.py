@@ -10,18 +10,18 @@ import numpy as np
 from lab.protocol import tables as t
 from lab.protocol.program import Scope
 from lab.protocol.tables import Tables
-from lab.sim import weak
 from lab.sim.conflicts import Touch, touches
 from lab.sim.weak_history import needed_scope
+from lab.sim.weak_state import Static, static
 
 
 def every_poll_sees(tables: Tables) -> bool:
     """Whether every store becomes visible to whoever polls for it, without help: no wait hangs for want of it."""
-    s, touched = weak.static(tables), touches(tables, "weak")
+    s, touched = static(tables), touches(tables, "weak")
     return not polls_of_caches(tables, s, touched) and not _short_sighted(tables, s, touched)
 
 
-def polls_of_caches(tables: Tables, s: weak.Static, touched: list[Touch | None]) -> set[int]:
+def polls_of_caches(tables: Tables, s: Static, touched: list[Touch | None]) -> set[int]:
     """Rows of waits for what another rank stores and may keep in its cache until a release at system scope."""
     return {
         wait
@@ -30,7 +30,7 @@ def polls_of_caches(tables: Tables, s: weak.Static, touched: list[Touch | None])
     }
 
 
-def _short_sighted(tables: Tables, s: weak.Static, touched: list[Touch | None]) -> set[int]:
+def _short_sighted(tables: Tables, s: Static, touched: list[Touch | None]) -> set[int]:
     """Rows of waits that may hit an old copy for ever, because their scope does not reach the agent that stores."""
     found = set()
     for wait, stores, word in _polls(tables, touched):
@@ -58,6 +58,6 @@ def _polls(tables: Tables, touched: list[Touch | None]) -> list[tuple[int, list[
     return found
 
 
-def _needed(tables: Tables, s: weak.Static, row: int, other: int) -> int:
+def _needed(tables: Tables, s: Static, row: int, other: int) -> int:
     agents = int(tables.ops[row, t.AGENT]), int(tables.ops[other, t.AGENT])
     return int(needed_scope(*agents, s.agent_device, s.agent_block))

@@ -31,257 +31,67 @@ What limits it: on small programs, the walk along one history a step; on real ge
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numba import njit
 
-from lab.errors import LabError
 from lab.protocol import tables as t
-from lab.protocol.program import Cache, Memory, Scope, Store, Wait
-from lab.sim import machine as m
+from lab.protocol.program import Scope
 from lab.sim import weak_history as h
 from lab.sim import words
-from lab.sim.machine import DIVERGED, DONE, HANG, LEVEL_FULL, LEVEL_NONE, PCT, RANDOM, REPLAY, STEP_LIMIT, TOLERANT
+from lab.sim.scheduler import (  # noqa: F401 (`new_log` belongs to an engine: see `engines`)
+    C_ENABLED,
+    C_OPS,
+    C_POLLERS,
+    C_STEPS,
+    C_TIMEOUTS,
+    C_UNSETTLED,
+    C_WRONG,
+    C_WRONG_OPS,
+    DIVERGED,
+    DONE,
+    FINISHED,
+    HANG,
+    LEVEL_FULL,
+    LEVEL_NONE,
+    NO_MOVE,
+    PARKED,
+    PCT,
+    PCT_DEPTH,
+    POLLING,
+    RANDOM,
+    READY,
+    REPLAY,
+    STEP_LIMIT,
+    TOLERANT,
+    Log,
+    add_up,
+    below,
+    demoted,
+    disable,
+    draw_change_points,
+    enable,
+    highest,
+    lowest,
+    may_time_out,
+    new_change_points,
+    new_log,
+    new_totals,
+    next_random,
+    prioritise,
+    seeded,
+    stopped,
+    timed_out,
+    to_visible,
+    unsettle,
+    wake_pollers,
+)
+from lab.sim.weak_state import C_CELLS, C_MAYBE, C_SNAPSHOTS, C_WORDS, State, Static, new_state, static  # noqa: F401
 
-MEMORY_LIMIT = 2 << 30
-"""Bytes that the state of one run may take."""
 _SYSTEM = int(Scope.SYSTEM)
 _STALE_READ, _EARLY_WRITE = h.STALE_READ, h.EARLY_WRITE
-# What an agent's next operation is: not looked at, no wait, a wait for one word, for several words or packets, none.
-_NO_MOVE, _READY, _PARKED, _POLLING, _FINISHED = range(5)
-C_ENABLED, C_STEPS, C_WRONG, C_WRONG_OPS = m.C_ENABLED, m.C_STEPS, m.C_WRONG, m.C_WRONG_OPS
-C_TIMEOUTS, C_OPS, C_POLLERS, C_UNSETTLED = m.C_TIMEOUTS, m.C_OPS, m.C_POLLERS, m.C_UNSETTLED
-C_MAYBE, C_WORDS, C_CELLS, C_SNAPSHOTS = range(h.C_RECORDS + 1, h.C_RECORDS + 5)
-
-
-class Static(NamedTuple):
-    """What does not change between runs of one program."""
-
-    ops: np.ndarray
-    exprs: np.ndarray
-    postfix: np.ndarray
-    addresses: np.ndarray
-    moves: np.ndarray
-    sources: np.ndarray
-    items: np.ndarray
-    values: np.ndarray
-    agent_start: np.ndarray
-    agent_end: np.ndarray
-    agent_rank: np.ndarray
-    agent_host: np.ndarray
-    agent_chain: np.ndarray
-    agent_device: np.ndarray  # equal: the same rank, and neither is a host
-    agent_block: np.ndarray  # equal: the same block of one launch
-    word_initial: np.ndarray
-    cell_initial: np.ndarray
-    pending_at: np.ndarray  # first slot of Log.wrote of each row of moves
-    reads_at: np.ndarray  # first slot of Log.reads of each row of moves
-    uncached: np.ndarray  # bool, one a word: no cache outside a block holds it
-    at_once: np.ndarray  # bool, one an operation: what it stores is visible outside its rank without a release
-    fences: bool  # some fence acquires
-    written_back: bool  # some wait looks at cached memory
-    world: int
-
-
-class State(NamedTuple):
-    """Everything that a run changes; reused from run to run."""
-
-    registers: np.ndarray
-    pc: np.ndarray
-    status: np.ndarray
-    enabled: np.ndarray
-    place: np.ndarray  # position in `enabled`, -1: not there
-    maybe: np.ndarray  # waiting agents that an invisible or overwritten message may let go
-    maybe_place: np.ndarray
-    word: np.ndarray  # the last message of each word, at the end of a recorded run
-    cell: np.ndarray
-    waiter: np.ndarray  # first agent whose next operation waits for a word, whether met or not
-    next_waiter: np.ndarray
-    parked_at: np.ndarray  # the word an agent is on the list of
-    word_head: np.ndarray  # newest message
-    cell_head: np.ndarray
-    words: np.ndarray  # messages of words; invariant: message w is the initial value of word w
-    cells: np.ndarray  # messages of payload; invariant: message c is the initial value of cell c
-    records: np.ndarray  # (chain, time, next): readers that make a message known; see _cover
-    clock: np.ndarray  # what each agent knows of each chain
-    ticks: np.ndarray  # operations of each chain
-    snapshots: np.ndarray  # clocks that were released
-    fence: np.ndarray  # snapshot of the agent's last release fence at least so wide, by scope; -1: none
-    pending: np.ndarray  # what relaxed reads of the agent saw released, by scope needed
-    written_back: np.ndarray  # by (rank, chain): what system releases of the rank have written back
-    priority: np.ndarray
-    unsettled: np.ndarray
-    counts: np.ndarray  # see C_*
-
-
-def static(tables: t.Tables, memory: str = "weak") -> Static:
-    """Bring `tables` into the form of this engine."""
-    program = tables.program
-    local = np.array([r.memory != Memory.CACHED for r in program.regions], bool)
-    counts = tables.moves[:, t.M_COUNT].astype(np.int64)
-    reads = counts * np.maximum(tables.moves[:, t.M_N_SOURCES], 0)
-    uncached = local[tables.word_region]
-    kinds = tables.ops[:, t.KIND]
-    blocks: dict[tuple[int, int, int], int] = {}
-    device, block = [], []
-    for agent in program.agents:
-        alone = -1 - agent.id
-        key = (agent.rank, agent.sequence, agent.block)
-        device.append(alone if agent.kind == "host" else agent.rank)
-        block.append(alone if agent.kind == "host" else blocks.setdefault(key, len(blocks)))
-    cached_waits = any(
-        isinstance(op, Wait) and op.word.region.memory == Memory.CACHED for a in program.agents for op in a.ops
-    )
-    return Static(
-        tables.ops,
-        tables.exprs,
-        tables.postfix,
-        tables.addresses,
-        tables.moves,
-        tables.sources,
-        tables.items,
-        tables.values,
-        tables.agent_start,
-        tables.agent_end,
-        tables.agent_rank,
-        tables.is_host,
-        tables.agent_chain,
-        np.array(device, np.int32),
-        np.array(block, np.int32),
-        tables.word_initial,
-        tables.cell_initial,
-        np.concatenate(([0], np.cumsum(counts))),
-        np.concatenate(([0], np.cumsum(reads))),
-        uncached,
-        _at_once(tables, local),
-        needs_pending(tables),
-        bool(np.any(kinds == t.WAIT_STAMP)) or cached_waits,
-        program.world,
-    )
-
-
-def needs_pending(tables: t.Tables) -> bool:
-    """Whether some fence, or the end of some kernel, acquires what relaxed reads before it saw released."""
-    kinds, sync = tables.ops[:, t.KIND], np.maximum(tables.ops[:, t.SYNC], 0)
-    relaxed = np.isin(kinds, (t.LOAD, t.RMW, t.WAIT)) & (sync & 1 == 0)
-    if np.any((kinds == t.FENCE) & (sync & 1 > 0)):
-        return True
-    return bool(np.any(sync & t.BOUNDARY > 0) and np.any(relaxed | (kinds == t.WAIT_STAMP)))
-
-
-def _at_once(tables: t.Tables, local: np.ndarray) -> np.ndarray:
-    """Which operations store so that agents outside the rank can see it without a later release.
-
-    Memory that is not cached; accesses that bypass the caches; atomic accesses at system scope (LLVM AMDGPU memory
-    model, gfx942: `sc0 sc1` writes through); hosts.
-    """
-    found = np.zeros(len(tables.ops), bool)
-    row = 0
-    for agent in tables.program.agents:
-        for op in agent.ops:
-            where = getattr(op, "word", None) or getattr(op, "dst", None)
-            region = getattr(where, "region", None)
-            if region is not None:
-                atomic = isinstance(op, Store) or hasattr(op, "fn")
-                found[row] = (
-                    local[region.id]
-                    or agent.kind == "host"
-                    or getattr(op, "cache", Cache.CACHED) == Cache.BYPASS
-                    or (atomic and op.scope == Scope.SYSTEM)
-                )
-            row += 1
-    return found
-
-
-def new_state(s: Static, registers: int) -> State:
-    """Allocate the state of a run.
-
-    Raises:
-        LabError: The histories of this program would take more than MEMORY_LIMIT bytes.
-    """
-    agents, chains = len(s.agent_start), int(s.agent_chain.max(initial=0)) + 1
-    kinds, order = s.ops[:, t.KIND], np.maximum(s.ops[:, t.SYNC], 0)
-    writes = np.count_nonzero((kinds == t.STORE) | (kinds == t.RMW))
-    reads = int(s.ops[(kinds == t.LOAD) | (kinds == t.RMW) | (kinds == t.WAIT), t.COUNT].sum())
-    stores = int(s.moves[s.moves[:, t.M_DST] >= 0, t.M_COUNT].sum())
-    polled = int(s.moves[(s.moves[:, t.M_DST] < 0) & (s.moves[:, t.M_VALUES] < 0), t.M_COUNT].sum())
-    releases = np.count_nonzero((order & 2 > 0) & ((kinds == t.STORE) | (kinds == t.RMW) | (kinds == t.FENCE)))
-    releases += np.count_nonzero((order & t.BOUNDARY > 0) & (kinds == t.WAIT))
-    columns = h.PACKET_COLUMNS if np.any(s.ops[:, t.STAMP] >= 0) else h.CELL_COLUMNS
-    n_words, n_cells = len(s.word_initial), len(s.cell_initial)
-    pending = agents if s.fences else 1
-    size = 8 * h.WORD_COLUMNS * (n_words + writes) + 8 * columns * (n_cells + stores)
-    size += 12 * (reads + polled) + 4 * chains * (agents + releases + 4 * pending)
-    if size > MEMORY_LIMIT:
-        raise LabError(
-            "this program is too large for memory model weak",
-            value=f"its histories would take {size / 2**30:.1f} GiB, the limit is {MEMORY_LIMIT / 2**30:.0f} GiB",
-            hint="use fewer ranks, blocks or calls; a program without races of which one execution stands for all "
-            "gives the same results under weak as under sc, and needs no exploration",
-        )
-    word_messages = np.zeros((n_words + writes, h.WORD_COLUMNS), np.int64)
-    cell_messages = np.zeros((n_cells + stores, columns), np.int64)
-    for messages, initial in ((word_messages, s.word_initial), (cell_messages, s.cell_initial.view(np.int64))):
-        first = messages[: len(initial)]
-        first[:, h.VALUE] = initial
-        first[:, (h.STEP, h.OLDER, h.RECORD, h.OWNER)] = -1
-    word_messages[:n_words, h.RELEASED + 1 :] = -1
-    cell_messages[:n_cells, h.RELEASED + 1 :] = -1
-    return State(
-        registers=np.zeros((agents, registers + words.STACK), np.int64),
-        pc=np.zeros(agents, np.int32),
-        status=np.zeros(agents, np.int8),
-        enabled=np.zeros(agents, np.int32),
-        place=np.full(agents, -1, np.int32),
-        maybe=np.zeros(agents, np.int32),
-        maybe_place=np.full(agents, -1, np.int32),
-        word=np.zeros(n_words, np.int64),
-        cell=np.zeros(n_cells, np.uint64),
-        waiter=np.zeros(n_words, np.int32),
-        next_waiter=np.zeros(agents, np.int32),
-        parked_at=np.zeros(agents, np.int32),
-        word_head=np.zeros(n_words, np.int32),
-        cell_head=np.zeros(n_cells, np.int32),
-        words=word_messages,
-        cells=cell_messages,
-        records=np.zeros((reads + polled + 1, 3), np.int32),
-        clock=np.zeros((agents, chains), np.int32),
-        ticks=np.zeros(chains, np.int32),
-        snapshots=np.zeros((releases + 1, chains), np.int32),
-        fence=np.zeros((agents, 4), np.int32),
-        pending=np.zeros((pending, 4, chains), np.int32),
-        written_back=np.zeros((s.world, chains), np.int32),
-        priority=np.zeros(agents, np.int64),
-        unsettled=np.zeros(4 * agents + 4, np.int32),
-        counts=np.zeros(16, np.int64),
-    )
-
-
-new_log = m.new_log
 
 
 # ---- who can move
-
-
-@njit(forceinline=True, cache=True, _nrt=False)
-def _enable(st, agent):
-    if st.place[agent] < 0:
-        st.place[agent] = st.counts[C_ENABLED]
-        st.enabled[st.counts[C_ENABLED]] = agent
-        st.counts[C_ENABLED] += 1
-
-
-@njit(forceinline=True, cache=True, _nrt=False)
-def _disable(st, agent):
-    at = st.place[agent]
-    if at >= 0:
-        last = st.counts[C_ENABLED] - 1
-        other = st.enabled[last]
-        st.enabled[at] = other
-        st.place[other] = at
-        st.place[agent] = -1
-        st.counts[C_ENABLED] = last
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
@@ -298,13 +108,6 @@ def _set_maybe(st, agent, wanted):
         st.maybe_place[other] = at
         st.maybe_place[agent] = -1
         st.counts[C_MAYBE] = last
-
-
-@njit(forceinline=True, cache=True, _nrt=False)
-def unsettle(st, agent):
-    """Something has changed for an agent; see `settle_all`."""
-    st.unsettled[st.counts[C_UNSETTLED]] = agent
-    st.counts[C_UNSETTLED] += 1
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
@@ -374,44 +177,26 @@ def _stamps_state(s, st, op, agent):
 @njit(forceinline=True, cache=True, _nrt=False)
 def _settle(s, st, agent):
     """Run local operations, then enable or park the agent at its next visible one."""
-    pc = st.pc[agent]
-    while pc < s.agent_end[agent]:
-        kind = s.ops[pc, t.KIND]
-        if kind == t.SET:
-            st.registers[agent, s.ops[pc, t.DST]] = words.operand(
-                s.exprs, s.postfix, s.ops[pc, t.VALUE], st.registers, agent
-            )
-            pc += 1
-        elif kind == t.BRANCH:
-            cond = s.ops[pc, t.VALUE]
-            if cond >= 0 and words.operand(s.exprs, s.postfix, cond, st.registers, agent):
-                pc += 1
-            else:
-                pc = s.ops[pc, t.TARGET]
-        elif kind == t.NOP:
-            pc += 1
-        else:
-            break
-    st.pc[agent] = pc
+    pc = to_visible(s, st, agent)
     kind, state = t.NOP, 0
     if pc < s.agent_end[agent]:
         kind, state = s.ops[pc, t.KIND], 2
-    st.status[agent] = _READY if state else _FINISHED
+    st.status[agent] = READY if state else FINISHED
     if kind == t.WAIT:
         state = _wait_state(s, st, pc, agent)
     elif kind == t.WAIT_STAMP:
         state = _stamps_state(s, st, pc, agent)
     _set_maybe(st, agent, state == 1)
     if state == 2:
-        _enable(st, agent)
+        enable(st, agent)
     else:
-        _disable(st, agent)
+        disable(st, agent)
     if kind == t.WAIT_STAMP or (kind == t.WAIT and s.ops[pc, t.FN] == words.SUM_LE):
-        st.status[agent] = _POLLING
+        st.status[agent] = POLLING
         st.counts[C_POLLERS] += 1
     elif kind == t.WAIT:
         at = words.address(s, st, pc, agent)
-        st.status[agent] = _PARKED
+        st.status[agent] = PARKED
         st.parked_at[agent] = at
         st.next_waiter[agent] = st.waiter[at]
         st.waiter[at] = agent
@@ -428,9 +213,9 @@ def settle_all(s, st):
 @njit(forceinline=True, cache=True, _nrt=False)
 def _unpark(st, agent):
     """An agent that waited goes on, or has to be settled again: take it off the list of its word."""
-    if st.status[agent] == _POLLING:
+    if st.status[agent] == POLLING:
         st.counts[C_POLLERS] -= 1
-    elif st.status[agent] == _PARKED:
+    elif st.status[agent] == PARKED:
         at = st.parked_at[agent]
         if st.waiter[at] == agent:
             st.waiter[at] = st.next_waiter[agent]
@@ -439,23 +224,14 @@ def _unpark(st, agent):
             while st.next_waiter[other] != agent:
                 other = st.next_waiter[other]
             st.next_waiter[other] = st.next_waiter[agent]
-    st.status[agent] = _NO_MOVE
-
-
-@njit(forceinline=True, cache=True, _nrt=False)
-def _wake_pollers(st):
-    for agent in range(len(st.pc)):
-        if st.status[agent] == _POLLING:
-            st.status[agent] = _NO_MOVE
-            st.counts[C_POLLERS] -= 1
-            unsettle(st, agent)
+    st.status[agent] = NO_MOVE
 
 
 @njit(cache=True, _nrt=False)
 def _wake_waiting(st):
     """What agents wait for may have become visible, overwritten by what is visible now, or unreadable."""
     for agent in range(len(st.pc)):
-        if st.status[agent] == _PARKED or st.status[agent] == _POLLING:
+        if st.status[agent] == PARKED or st.status[agent] == POLLING:
             _unpark(st, agent)
             unsettle(st, agent)
 
@@ -493,11 +269,11 @@ def _write_word(s, st, op, at, value, agent, step, older, newer):
     st.waiter[at] = -1
     while waiting >= 0:
         following = st.next_waiter[waiting]
-        st.status[waiting] = _NO_MOVE
+        st.status[waiting] = NO_MOVE
         unsettle(st, waiting)
         waiting = following
     if st.counts[C_POLLERS]:
-        _wake_pollers(st)
+        wake_pollers(st)
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
@@ -556,7 +332,7 @@ def _move(s, st, log, op, row, agent, step, choice):
         if log.level == LEVEL_FULL:
             log.wrote[s.pending_at[row] + i] = np.uint64(total)
     if stamped and st.counts[C_POLLERS]:
-        _wake_pollers(st)
+        wake_pollers(st)
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
@@ -696,7 +472,7 @@ def _execute(s, st, log, agent, step, given, x, stale):
     value = np.int64(0)
     seen = np.int64(-1)
     choice = max(given, 0)
-    other = given < 0 and m._below(x, 1 << 16) < stale
+    other = given < 0 and below(x, 1 << 16) < stale
     if kind != t.FENCE:
         address = words.address(s, st, op, agent)
     if kind == t.LOAD or kind == t.STORE or kind == t.RMW or (kind == t.WAIT and s.ops[op, t.FN] != words.SUM_LE):
@@ -723,7 +499,7 @@ def _execute(s, st, log, agent, step, given, x, stale):
                 break
             # The oldest in half of the cases, any but the newest in the others.
             other = False
-            choice = count - 1 if x & np.uint64(1) else 1 + m._below(x << np.uint64(20), count - 1)
+            choice = count - 1 if x & np.uint64(1) else 1 + below(x << np.uint64(20), count - 1)
         if kind != t.STORE:
             seen = st.words[message, h.STEP]
             value = st.words[message, h.VALUE]
@@ -829,7 +605,7 @@ def reset(s, st):
     st.counts[C_WORDS], st.counts[C_CELLS] = len(st.word_head), len(st.cell_head)
     for agent in range(len(st.pc)):
         st.pc[agent] = s.agent_start[agent]
-        st.status[agent] = _NO_MOVE
+        st.status[agent] = NO_MOVE
         st.place[agent] = st.maybe_place[agent] = st.next_waiter[agent] = -1
         for k in range(st.clock.shape[1]):
             st.clock[agent, k] = 0
@@ -842,33 +618,6 @@ def reset(s, st):
                     st.pending[agent, level, k] = 0
     for agent in range(len(st.pc) - 1, -1, -1):
         unsettle(st, agent)
-
-
-@njit(forceinline=True, cache=True, _nrt=False)
-def may_time_out(s, st, agent):
-    """Whether an agent's next operation is a bounded wait that nothing visible meets."""
-    waiting = st.place[agent] < 0 and (st.status[agent] == _PARKED or st.status[agent] == _POLLING)
-    return waiting and s.ops[st.pc[agent], t.TARGET] >= 0
-
-
-@njit(cache=True, _nrt=False)
-def _timed_out(s, st, x, early):
-    """A waiting agent that gives up, chosen at random among those with a bound; -1: none has one.
-
-    `early`: others could still move, so that only a bound on polls can be reached, not one in seconds.
-    """
-    count = 0
-    for agent in range(len(st.pc)):
-        count += may_time_out(s, st, agent) and not (early and s.ops[st.pc[agent], t.CLOCK] > 0)
-    if count == 0:
-        return -1
-    wanted = m._below(x, count)
-    for agent in range(len(st.pc)):
-        if may_time_out(s, st, agent) and not (early and s.ops[st.pc[agent], t.CLOCK] > 0):
-            if wanted == 0:
-                return agent
-            wanted -= 1
-    return -1
 
 
 # ---- entities: see `run`
@@ -925,43 +674,23 @@ def final(st):
         st.cell[k] = np.uint64(st.cells[st.cell_head[k], h.VALUE])
 
 
-@njit(cache=True, _nrt=False)
-def stopped(s, st):
-    """HANG or DONE, when nothing can move. A kernel that was never launched waits at its first operation."""
-    for agent in range(len(st.pc)):
-        launched = s.agent_host[agent] or st.pc[agent] != s.agent_start[agent]
-        if st.status[agent] != _FINISHED and launched:
-            return HANG
-    return DONE
-
-
 @njit(forceinline=True, cache=True, _nrt=False)
-def _highest(st, with_maybe):
-    best = st.enabled[0]
-    for k in range(1, st.counts[C_ENABLED]):
-        if st.priority[st.enabled[k]] > st.priority[best]:
-            best = st.enabled[k]
-    if with_maybe:
-        for k in range(st.counts[C_MAYBE]):
-            if st.priority[st.maybe[k]] > st.priority[best]:
-                best = st.maybe[k]
-    return np.int64(best)
+def _highest_of_all(st):
+    """As `highest`, among those that only luck lets go, too."""
+    best = highest(st)
+    for k in range(st.counts[C_MAYBE]):
+        if st.priority[st.maybe[k]] > st.priority[best]:
+            best = np.int64(st.maybe[k])
+    return best
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
 def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_steps, stop_on_wrong):
     reset(s, st)
-    agents = len(st.pc)
-    x = np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x1234567)
-    if x == np.uint64(0):
-        x = np.uint64(1)
-    for _ in range(4):
-        x = m._next_random(x)
-    stale = (0, 1 << 13, 1 << 15, 1 << 16)[m._below(x, 4)]
+    x = seeded(seed)
+    stale = (0, 1 << 13, 1 << 15, 1 << 16)[below(x, 4)]
     if policy == PCT:
-        for agent in range(agents):
-            x = m._next_random(x)
-            st.priority[agent] = m._below(x, 1 << 30) + (1 << 20)
+        x = prioritise(st, x)
     step = np.int64(0)
     cursor = np.int64(0)
     current = np.int64(-1)
@@ -969,7 +698,7 @@ def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_st
         settle_all(s, st)
         st.counts[C_STEPS] = step
         n, n_maybe = st.counts[C_ENABLED], st.counts[C_MAYBE]
-        x = m._next_random(x)
+        x = next_random(x)
         agent, choice, gives_up = np.int64(-1), np.int64(0), False
         if policy == TOLERANT:
             while cursor < len(choices) and not _may_choose(s, st, np.int64(choices[cursor])):
@@ -986,36 +715,29 @@ def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_st
                 return HANG
             agent, choice, gives_up = meant(s, st, entity)
         elif n == 0:
-            agent = _timed_out(s, st, x, False)
+            agent = timed_out(s, st, x, False)
             gives_up = agent >= 0
-            x = m._next_random(x)
-            if n_maybe and (policy == RANDOM or policy == PCT) and m._below(x, 4) == 0:
-                x = m._next_random(x)
-                agent, gives_up = np.int64(st.maybe[m._below(x, n_maybe)]), False
+            x = next_random(x)
+            if n_maybe and (policy == RANDOM or policy == PCT) and below(x, 4) == 0:
+                x = next_random(x)
+                agent, gives_up = np.int64(st.maybe[below(x, n_maybe)]), False
             elif agent < 0:
                 return stopped(s, st)
-        elif early_timeout > 0 and m._below(x, 1 << 32) < early_timeout and _timed_out(s, st, x, True) >= 0:
-            x = m._next_random(x)  # the number that made it a timeout is small, so it cannot also say whose
-            agent, gives_up = _timed_out(s, st, x, True), True
+        elif early_timeout > 0 and below(x, 1 << 32) < early_timeout and timed_out(s, st, x, True) >= 0:
+            x = next_random(x)  # the number that made it a timeout is small, so it cannot also say whose
+            agent, gives_up = timed_out(s, st, x, True), True
         elif policy == RANDOM:
-            k = m._below(x, n + n_maybe)
+            k = below(x, n + n_maybe)
             agent = np.int64(st.enabled[k]) if k < n else np.int64(st.maybe[k - n])
         elif policy == PCT:
-            agent = _highest(st, m._below(x, 4) == 0)
-            for k in range(len(change_points)):
-                if change_points[k] == step:
-                    st.priority[agent] = len(change_points) - k
-                    agent = _highest(st, False)
-        elif current >= 0 and st.place[current] >= 0:
-            agent = current
+            first = _highest_of_all(st) if below(x, 4) == 0 else highest(st)
+            agent = demoted(st, change_points, step, first)
         else:
-            agent = np.int64(st.enabled[0])
-            for k in range(1, n):
-                agent = min(agent, np.int64(st.enabled[k]))
+            agent = current if current >= 0 and st.place[current] >= 0 else lowest(st)
         if step >= max_steps:
             return STEP_LIMIT
         if (policy == RANDOM or policy == PCT) and stale > 0:
-            x = m._next_random(x)
+            x = next_random(x)
             choice = np.int64(-1)
         current = agent
         choice = move_on(s, st, log, agent, step, choice, gives_up, x, stale)
@@ -1029,35 +751,27 @@ def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_st
 
 @njit(nogil=True, cache=True, _nrt=False)
 def _runs(s, st, log, policy, seed, count, choices, change_points, early_timeout, max_steps, stop_on_wrong, totals):
-    length = max(len(s.ops), 1)
     outcome = np.int64(DONE)
     for k in range(seed, seed + count):
         if policy == PCT:
-            m._draw_change_points(change_points, k, length)
+            draw_change_points(change_points, k, len(s.ops))
         outcome = _run(s, st, log, policy, k, choices, change_points, early_timeout, max_steps, stop_on_wrong)
         if log.level != LEVEL_NONE:
             final(st)
-        wrong, aborted = st.counts[C_WRONG] > 0, st.counts[C_TIMEOUTS] > 0
-        totals[m.T_RUNS] += 1
-        totals[m.T_WRONG] += wrong
-        totals[m.T_HANGS] += outcome == HANG
-        totals[m.T_ABORTS] += aborted
-        totals[m.T_OPS] += st.counts[C_OPS]
-        if (wrong or aborted or outcome == HANG) and totals[m.T_FIRST] < 0:
-            totals[m.T_FIRST] = k
+        add_up(st, totals, k, outcome)
     return outcome
 
 
 def run(
     s: Static,
     st: State,
-    log: m.Log,
+    log: Log,
     policy: int,
     seed: int = 0,
     choices: np.ndarray | None = None,
     early_timeout: int = 0,
     max_steps: int | None = None,
-    pct_depth: int = m.PCT_DEPTH,
+    pct_depth: int = PCT_DEPTH,
 ) -> int:
     """Run once from the start; arguments and outcome as `machine.run`.
 
@@ -1071,23 +785,23 @@ def run(
     """
     chosen = np.zeros(0, np.int32) if choices is None else np.ascontiguousarray(choices, np.int32)
     limit = 2 * len(s.ops) if max_steps is None else max_steps
-    points, totals = m.new_change_points(pct_depth), m.new_totals()
+    points, totals = new_change_points(pct_depth), new_totals()
     return int(_runs(s, st, log, policy, seed, 1, chosen, points, early_timeout, limit, False, totals))
 
 
 def batch(
     s: Static,
     st: State,
-    log: m.Log,
+    log: Log,
     policy: int,
     seed: int,
     count: int,
     early_timeout: int = 0,
     stop_on_wrong: bool = True,
-    pct_depth: int = m.PCT_DEPTH,
+    pct_depth: int = PCT_DEPTH,
 ) -> np.ndarray:
     """Run seeds `seed`, `seed + 1`, ... `seed + count - 1`; returns the totals, indexed by `machine.T_*`."""
-    points, totals = m.new_change_points(pct_depth), m.new_totals()
+    points, totals = new_change_points(pct_depth), new_totals()
     none = np.zeros(0, np.int32)
     limit = 2 * len(s.ops)
     _runs(s, st, log, policy, seed, count, none, points, early_timeout, limit, stop_on_wrong, totals)

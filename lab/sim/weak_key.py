@@ -27,6 +27,7 @@ from lab.sim import conflicts, weak
 from lab.sim import weak_history as h
 from lab.sim.search_states import get64, put64
 from lab.sim.straight import registers_read
+from lab.sim.weak_state import C_CELLS, C_SNAPSHOTS, C_WORDS, State, Static, needs_pending
 
 
 class Future(NamedTuple):
@@ -84,7 +85,7 @@ def future(tables: Tables, lowest: np.ndarray, touched: list[conflicts.Touch | N
         registers[ops[row, t.AGENT], register] = max(row, registers[ops[row, t.AGENT], register])
     kinds = ops[:, t.KIND]
     boundary = ((kinds == t.WAIT) | (kinds == t.RMW)) & (ops[:, t.SYNC] & t.BOUNDARY > 0)
-    fences = ((kinds == t.FENCE) & (ops[:, t.SYNC] & 1 > 0)) | (boundary & weak.needs_pending(tables))
+    fences = ((kinds == t.FENCE) & (ops[:, t.SYNC] & 1 > 0)) | (boundary & needs_pending(tables))
     acquires = _last(tables, fences)
     writes = _last(tables, (kinds == t.STORE) | (kinds == t.RMW) | (ops[:, t.STAMP] >= 0))
     return Future(lowest, words, cells, registers, acquires, writes, written, keep)
@@ -97,7 +98,7 @@ def _last(tables: Tables, chosen: np.ndarray) -> np.ndarray:
     return last
 
 
-def room(s: weak.Static, st: weak.State, f: Future) -> Room:
+def room(s: Static, st: State, f: Future) -> Room:
     """Allocate where `pack` works."""
     chains = st.clock.shape[1]
     longest = int(np.bincount(s.agent_chain, s.agent_end - s.agent_start).max(initial=0)) + 1
@@ -110,7 +111,7 @@ def room(s: weak.Static, st: weak.State, f: Future) -> Room:
     )
 
 
-def widest(s: weak.Static, st: weak.State) -> int:
+def widest(s: Static, st: State) -> int:
     """Integers that a row has at most."""
     agents, chains = st.clock.shape
     levels = 3 if s.fences else 0
@@ -432,8 +433,8 @@ def _get_word(st, word, row, at):
     for k in range(depth + below):
         message = np.int64(word)  # the place of the initial value: of a message that nobody can tell from one
         if k < depth + below - 1 or row[at + 1] >= 0:
-            message = st.counts[weak.C_WORDS]
-            st.counts[weak.C_WORDS] += 1
+            message = st.counts[C_WORDS]
+            st.counts[C_WORDS] += 1
         if newer < 0:
             st.word_head[word] = message
         else:
@@ -460,8 +461,8 @@ def _get_cell(st, cell, row, at):
     for k in range(depth):
         message = np.int64(cell)  # as in `_get_word`
         if k < depth - 1:
-            message = st.counts[weak.C_CELLS]
-            st.counts[weak.C_CELLS] += 1
+            message = st.counts[C_CELLS]
+            st.counts[C_CELLS] += 1
         if newer < 0:
             st.cell_head[cell] = message
         else:
@@ -517,14 +518,14 @@ def load(s, st, f, row, at):
     if s.written_back:
         for rank in range(s.world):
             at = _get_ranks(st.ticks, st.written_back[rank], row, at)
-    st.counts[weak.C_WORDS], st.counts[weak.C_CELLS] = n_words, len(st.cell_head)
+    st.counts[C_WORDS], st.counts[C_CELLS] = n_words, len(st.cell_head)
     for word in range(n_words):
         at = _get_word(st, word, row, at)
     for k in range(len(f.written)):
         at = _get_cell(st, f.written[k], row, at)
-    st.counts[weak.C_SNAPSHOTS] = row[at]
+    st.counts[C_SNAPSHOTS] = row[at]
     at += 1
-    for k in range(st.counts[weak.C_SNAPSHOTS]):
+    for k in range(st.counts[C_SNAPSHOTS]):
         at = _get_ranks(st.ticks, st.snapshots[k], row, at)
     for agent in range(agents - 1, -1, -1):
         weak.unsettle(st, agent)

@@ -14,7 +14,7 @@ import pytest
 from lab.errors import LabError
 from lab.protocol.expr import word
 from lab.protocol.library import load
-from lab.protocol.program import WHOLE, Cache, Memory, Move, Order, Scope, WaitStamp
+from lab.protocol.program import WHOLE, Cache, Cond, Memory, Move, Order, Scope, WaitStamp
 from lab.protocol.published import ENTRIES, ORDER
 from lab.protocol.record import span_of
 from lab.protocol.tables import Tables, compile_tables
@@ -35,7 +35,7 @@ from lab.protocol.write import (
     protocol,
 )
 from lab.sim import machine as m
-from lab.sim import weak
+from lab.sim import weak_state
 from lab.sim.check import check
 from lab.sim.explore import Engine
 from lab.sim.races import execute
@@ -92,7 +92,7 @@ def send(b: Block, to: int, access: Cache = Cache.CACHED) -> None:
 
 def poll(b: Block) -> None:
     """Wait for the packet in the own memory."""
-    fields = {"span": span_of(b.mine.packet), "mapping": WHOLE, "cond": m.words.EQ, "value": word(1)}
+    fields = {"span": span_of(b.mine.packet), "mapping": WHOLE, "cond": Cond.EQ, "value": word(1)}
     b._emit(WaitStamp, **fields, bound=None, on_timeout=None)
 
 
@@ -283,8 +283,7 @@ def handed_on(name: str, release: Order, acquire: Order) -> None:
         h.sync()
         h.barrier()
         if h.rank == 0:
-            h._due = lambda version: ((0, 1),)  # type: ignore[method-assign]
-            h.expect(h.mine.buffer, x)
+            h.expect(h.mine.buffer, x, of=[0])
 
     CASES[name] = protocol(memory=declare, blocks=1, scenarios={"once": scenario}, bytes=4)(kernel)
 
@@ -418,7 +417,7 @@ def test_a_bounded_wait_gives_up_rather_than_hang():
 
 
 def test_a_program_that_is_too_large_says_what_to_do(monkeypatch):
-    monkeypatch.setattr(weak, "MEMORY_LIMIT", 1000)
+    monkeypatch.setattr(weak_state, "MEMORY_LIMIT", 1000)
     with pytest.raises(LabError) as refused:
         Engine(small_tables(bytes=(2048,)), "weak")
     assert "too large for memory model weak" in str(refused.value) and "fewer" in str(refused.value)

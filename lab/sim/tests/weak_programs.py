@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from lab.protocol.expr import word
-from lab.protocol.program import WHOLE, Cache, Expect, Memory, Move, Order, Program, Scope, WaitStamp
+from lab.protocol.program import WHOLE, Cache, Cond, Expect, Memory, Move, Order, Program, Scope, WaitStamp
 from lab.protocol.record import span_of
 from lab.protocol.write import CACHED, UNCACHED, Block, Declare, Host, protocol
-from lab.sim import words
 from lab.sim.tests.programs import bare
 
 WORDS, SLOTS = ("x", "y"), ("A", "B")
@@ -96,9 +95,12 @@ def program_of(given: Threads) -> Program:
             declare.payload(name, 2, UNCACHED)
         declare.payload("packet", 2, given.memory)
 
+    sent_to = {step.where for _, steps in given.blocks for step in steps if step.kind == "send"}
+
     def kernel(b: Block) -> None:
         for step in by_rank[b.rank][b.block]:
-            _record(b, step)
+            if step.kind != "poll" or step.where in sent_to:  # a wait for packets that nobody sends is refused
+                _record(b, step)
 
     def scenario(h: Host) -> None:
         for name in WORDS:  # a wait on a word that nobody writes is refused; these go with the hosts
@@ -165,7 +167,7 @@ def _record_payload(b: Block, step: Step, slot) -> None:
         stamp = word(step.value)
         b._emit(Move, dst=span_of(packet), sources=(span_of(given),), mapping=WHOLE, cache=cache, stamp=stamp)
     elif step.kind == "poll":
-        fields = {"span": span_of(packet), "mapping": WHOLE, "cond": words.EQ, "value": word(step.value)}
+        fields = {"span": span_of(packet), "mapping": WHOLE, "cond": Cond.EQ, "value": word(step.value)}
         b._emit(WaitStamp, **fields, bound=None, on_timeout=None)
     else:
         due = ((step.where, step.value),)
