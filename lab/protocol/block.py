@@ -12,7 +12,7 @@ from lab.protocol.expr import Expr, enumerate_index, registers_of, word
 from lab.protocol.layout import Buffer, View
 from lab.protocol.memory import Owned
 from lab.protocol.program import Barrier, Cache, Cond, Mapping, Move, Rmw, Wait, WaitStamp
-from lab.protocol.record import Recorder, Verbs, check_bound, condition, span_of, values_of
+from lab.protocol.record import Recorder, Rescue, Verbs, check_bound, condition, span_of, values_of
 
 if TYPE_CHECKING:
     from lab.protocol.build import Builder
@@ -186,9 +186,8 @@ class Block(Verbs):
         value: Expr | int,
         vector: int = 1,
         bound: int | None = None,
-        on_timeout: Callable[[], None] | None = None,
+        on_timeout: Callable[[], None] | Rescue | None = None,
         seconds: float | None = None,
-        resume: bool = False,
         ragged: bool = False,
         alone: bool = False,
     ) -> None:
@@ -199,7 +198,6 @@ class Block(Verbs):
         self._bounded(
             WaitStamp,
             on_timeout,
-            resume,
             span=span_of(span),
             mapping=self.mapping(vector, ragged, alone),
             cond=condition(cond),

@@ -124,6 +124,28 @@ class When:
         self._recorder.place(self._skip)
 
 
+class Rescue:
+    """`with b.rescue(handler) as gives_up:` waits of its body with `on_timeout=gives_up` share a handler.
+
+    The agent then goes on behind the body.
+    """
+
+    def __init__(self, recorder: Recorder | None, handler: Callable[[], None]) -> None:
+        self._recorder, self._handler = recorder, handler
+        self.at = Label()
+        self.used = False
+
+    def __enter__(self) -> Rescue:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._recorder is None or not self.used:
+            return
+        behind = Label()
+        self._recorder.place(behind)
+        self._recorder.deferred.append((self.at, self._handler, behind))
+
+
 class Verbs:
     """What any agent can do with words. Orders and scopes are explicit where they matter and named as in HIP."""
 
@@ -192,14 +214,13 @@ class Verbs:
         order: Order,
         scope: Scope,
         bound: int | None = None,
-        on_timeout: Callable[[], None] | None = None,
+        on_timeout: Callable[[], None] | Rescue | None = None,
         seconds: float | None = None,
-        resume: bool = False,
     ) -> None:
         """Poll a word until `word cond value`; cond is one of ==, !=, >=, >=s (signed), >=mod (modulo 2**32), sum<=.
 
         After `bound` polls, or `seconds`, without success it runs `on_timeout`, which records what the agent does then;
-        after it the agent returns or, with `resume`, goes on behind the wait. Polls take no known time: their bound may
+        after it the agent returns or, with a `rescue`, goes on behind that. Polls take no known time: their bound may
         be reached while the other side is only late; `seconds` are taken to be longer than any delay, so that they pass
         only when nothing else can happen.
         """
@@ -207,7 +228,6 @@ class Verbs:
         self._bounded(
             Wait,
             on_timeout,
-            resume,
             word=word_ref(at),
             cond=condition(cond),
             value=word(value),
@@ -217,16 +237,22 @@ class Verbs:
             seconds=seconds,
         )
 
-    def _bounded(self, kind: type[Op], on_timeout: Callable[[], None] | None, resume: bool, **fields: object) -> None:
+    def rescue(self, handler: Callable[[], None]) -> Rescue:
+        """A body of waits that share what is done when one of them gives up; the agent then goes on behind it."""
+        return Rescue(self._recorder, handler)
+
+    def _bounded(self, kind: type[Op], on_timeout: Callable[[], None] | Rescue | None, **fields: object) -> None:
         """Record a wait, and for later its handler."""
         if on_timeout is None or self._recorder is None or self._recorder.muted:
             self._emit(kind, on_timeout=None, **fields)
             return
-        label, behind = Label(), Label() if resume else self._recorder.end
+        if isinstance(on_timeout, Rescue):
+            on_timeout.used = True
+            self._emit(kind, on_timeout=on_timeout.at, **fields)
+            return
+        label = Label()
         self._emit(kind, on_timeout=label, **fields)
-        self._recorder.deferred.append((label, on_timeout, behind))
-        if resume:
-            self._recorder.place(behind)
+        self._recorder.deferred.append((label, on_timeout, self._recorder.end))
 
     def fence(self, order: Order, scope: Scope) -> None:
         """Order this agent's accesses before and after; covers this agent only."""
@@ -301,7 +327,7 @@ def _refuse_if_fixed(values: Values, name: str, expr: Expr) -> None:
         )
 
 
-def check_bound(bound: int | None, seconds: float | None, on_timeout: Callable[[], None] | None) -> None:
+def check_bound(bound: int | None, seconds: float | None, on_timeout: Callable[[], None] | Rescue | None) -> None:
     """Refuse a bound without a handler, a handler without a bound, and bounds that are none.
 
     Raises:
@@ -318,7 +344,7 @@ def check_bound(bound: int | None, seconds: float | None, on_timeout: Callable[[
             site=user_site(),
             hint="on_timeout=b.ret returns; without a bound the wait is for ever",
         )
-    if on_timeout is not None and not callable(on_timeout):
+    if on_timeout is not None and not isinstance(on_timeout, Rescue) and not callable(on_timeout):
         raise ProtocolError(
             "`on_timeout` is a function that records what happens then", value=on_timeout, site=user_site()
         )

@@ -8,7 +8,6 @@ peer each, thread 0 does for all.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from lab.protocol.record import Verbs
 from lab.protocol.staging import LOST
@@ -40,7 +39,7 @@ def advance_epoch(b: Block, turn: Turn) -> None:
             b.store(b.mine.epoch[word], turn.epoch, RELAXED, WAVE)
 
 
-def write_record(b: Block, thread: Verbs, turn: Turn, algorithm: int, phase: int, peer: int) -> None:
+def write_record(b: Block, thread: Verbs, turn: Turn, algorithm: int, phase: int, peer: Expr | int) -> None:
     """The first thread of this rank to lose a peer says so."""
     first = thread.cas(b.mine.aborted_at, 0, turn.epoch, RELAXED, DEVICE)
     with thread.when(first == 0):
@@ -52,19 +51,19 @@ def write_record(b: Block, thread: Verbs, turn: Turn, algorithm: int, phase: int
 
 def exchange_release_acquire(b: Block, turn: Turn, algorithm: int, row: int) -> Expr:
     """Block b of this rank meets block b of every peer; not zero, in all threads, when a peer is lost."""
-    lost = b.leader.let(0, "lost")
+    lost, peer = b.leader.let(0, "lost"), b.leader.let(b.rank, "peer")
 
-    def lose(peer: int) -> None:
+    def lose() -> None:
         write_record(b, b.leader, turn, algorithm, row, peer)
         b.leader.assign(lost, 1)
 
     b.barrier()  # drains; here a barrier makes the releases below cover every wave, as a drained one does there
     for j in b.peers:
         b.leader.store(b.on(j).flags[row, b.block, b.rank], turn.epoch, RELEASE, SYSTEM)
-    for j in b.peers:
-        b.leader.wait(
-            b.mine.flags[row, b.block, j], ">=", turn.epoch, RELAXED, SYSTEM,
-            seconds=SECONDS, on_timeout=partial(lose, j), resume=True,
-        )  # fmt: skip
+    with b.leader.rescue(lose) as late:
+        for j in b.peers:
+            b.leader.assign(peer, j)
+            flag = b.mine.flags[row, b.block, j]
+            b.leader.wait(flag, ">=", turn.epoch, RELAXED, SYSTEM, seconds=SECONDS, on_timeout=late)
     b.leader.fence(ACQUIRE, SYSTEM)
     return b.share(lost)

@@ -173,25 +173,26 @@ def test_a_ragged_message_has_the_cells_of_its_mapping(nbytes):
     assert not find_races(tables).races
 
 
-def test_a_wait_that_resumes_goes_on_behind_itself():
+def test_a_rescued_wait_goes_on_behind_the_body():
     def memory(m: Declare) -> None:
         m.words("never")
+        m.words("skipped")
         m.words("seen", 2)
 
     def record(words):
-        return f"{words('seen', 0)} {words('seen', 1)}" if words("seen", 0) else None
+        return f"{words('seen', 0)} {words('seen', 1)} {words('skipped', 0)}" if words("seen", 0) else None
 
     @protocol(memory=memory, bytes=512, world=2, abort_record=record)
     def goes_on(b: Block) -> None:
         gave_up = b.leader.let(0, "gave_up")
-        b.leader.wait(
-            b.mine.never, ">=", 1, RELAXED, SYSTEM, seconds=1.0, resume=True, on_timeout=lambda: b.assign(gave_up, 1)
-        )
+        with b.leader.rescue(lambda: b.assign(gave_up, 1)) as late:
+            b.leader.wait(b.mine.never, ">=", 1, RELAXED, SYSTEM, seconds=1.0, on_timeout=late)
+            b.leader.store(b.mine.skipped, 1, RELAXED, SYSTEM)
         b.leader.store(b.mine.seen[0], 1, RELAXED, SYSTEM)
         b.leader.store(b.mine.seen[1], gave_up, RELAXED, SYSTEM)
         b.copy(b.input, b.output)
 
-    assert check(goes_on, executions=4).abort == "rank 0: 1 1"
+    assert check(goes_on, executions=4).abort == "rank 0: 1 1 0"
 
 
 def test_a_proof_is_confirmed_by_few_executions_of_a_large_program():
