@@ -121,7 +121,8 @@ def test_what_something_relies_on_does_not_widen():
 def test_a_handler_that_goes_on_behind_its_wait_changes_what_was_made_there():
     def copies(b: Block) -> None:
         p = b.let(0)
-        b.wait(b.mine.word[0], ">=", 1, ACQUIRE, SYSTEM, 4, lambda: b.assign(p, 3), resume=True)
+        with b.rescue(lambda: b.assign(p, 3)) as late:
+            b.wait(b.mine.word[0], ">=", 1, ACQUIRE, SYSTEM, 4, late)
         q = b.let(p if b.options["same"] else p * 2)
         b.copy(b.input, b.mine.slots[q])
 
@@ -132,7 +133,8 @@ def test_a_handler_that_goes_on_behind_its_wait_changes_what_was_made_there():
 
     def aligned(b: Block) -> None:
         p = b.let(0)
-        b.wait(b.mine.word[0], ">=", 1, ACQUIRE, SYSTEM, 4, lambda: b.assign(p, 3), resume=True)
+        with b.rescue(lambda: b.assign(p, 3)) as late:
+            b.wait(b.mine.word[0], ">=", 1, ACQUIRE, SYSTEM, 4, late)
         b.vector_elements(b.mine.slots[b.let(p)])
 
     with pytest.raises(ProtocolError, match="a register made from p stays below 1"):
@@ -140,7 +142,8 @@ def test_a_handler_that_goes_on_behind_its_wait_changes_what_was_made_there():
 
     def directly(b: Block) -> None:
         p = b.let(0)
-        b.wait(b.mine.word[0], ">=", 1, ACQUIRE, SYSTEM, 4, lambda: b.assign(p, 3), resume=True)
+        with b.rescue(lambda: b.assign(p, 3)) as late:
+            b.wait(b.mine.word[0], ">=", 1, ACQUIRE, SYSTEM, 4, late)
         b.copy(b.input, b.mine.slots[p])
         b.store(b.mine.word[0], 1, RELAXED, SYSTEM)
 
