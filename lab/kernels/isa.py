@@ -138,7 +138,7 @@ def check_drain(code: Sequence[str], rules: Rules) -> str:
 
 
 def check_acquire(code: Sequence[str], rules: Rules) -> str:
-    """Every acquire invalidates before the next load."""
+    """Every acquire invalidates before the next load, and the wave that polled acquires before the next barrier."""
     marks = [i for i, line in enumerate(code) if line == "; lab acquire"]
     if not marks:
         return "no acquire found"
@@ -147,6 +147,10 @@ def check_acquire(code: Sequence[str], rules: Rules) -> str:
         for needed in rules.invalidates:
             if not any(line.startswith(needed) for line in code[mark:end]):
                 return f"load without {needed} after the flag: {code[end] if end < len(code) else 'end'}"
+    for store in (i for i, line in enumerate(code) if line == "; lab flag store"):
+        barrier = next((i for i in range(store, len(code)) if code[i].startswith("s_barrier")), len(code))
+        if not any(store < mark < barrier for mark in marks):
+            return "the wave that polls a flag does not acquire before the block barrier"
     return "pass"
 
 

@@ -127,9 +127,10 @@ LAB_DEVICE bool exchange_release_acquire(const Call& call, const Turn& turn, Alg
         const auto arrived = [&] { return load_polled_system(mine) >= turn.epoch; };
         const auto missing = [&] { return Missing{peer, load_relaxed_system(mine)}; };
         if (!wait_bounded(call, turn, algorithm, phase, arrived, missing)) lost.row[row] = 1;
+        acquire_polled_system(); // by the wave that polled; the barrier passes the order on
     }
     block_barrier();
-    acquire_polled_system();
+    acquire_polled_system(); // by every wave: a block may span two caches
     return lost.row[row] == 0;
 }
 

@@ -69,8 +69,9 @@ LAB_DEVICE void store_release_system(u64* flag, u64 value) {
 
 LAB_DEVICE u64 load_polled_system(const u64* flag) { return load_relaxed_system(flag); }
 
-/// Acquire half of store_release_system: executed by every wave after the block barrier that follows the
-/// poll, because a block may span two caches (WGP mode).
+/// Acquire half of store_release_system. The wave that polled executes it before the block barrier: a fence
+/// of a wave that read no flag orders nothing. Every wave executes it again behind the barrier, because a
+/// block may span two caches (WGP mode).
 LAB_DEVICE void acquire_polled_system() {
     LAB_ISA_MARK("acquire");
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "");

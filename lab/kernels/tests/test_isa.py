@@ -57,6 +57,7 @@ PLANTED = (
     ("release", "target_amd.hpp", "    __builtin_amdgcn_s_waitcnt(0);\n    drain_stores();\n", ""),
     ("drain", "signal.hpp", "block_barrier_draining();", "block_barrier();"),
     ("acquire", "target_amd.hpp", "    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, \"\");", ""),
+    ("acquire", "signal.hpp", "acquire_polled_system(); // by the wave that polled; the barrier passes the order on", ""),
     ("payload", "target_amd.hpp", "system_scope = 17", "system_scope = 1"),
     ("payload", "one_shot.hip", "store_bypass(scatter_slot(call, peer_after(call, k), turn.parity, call.rank), v, mine)", "scatter_slot(call, peer_after(call, k), turn.parity, call.rank)[v] = mine"),
     ("poll", "signal.hpp", "const auto arrived = [&] { return load_polled_system(mine) >= turn.epoch; };", "const u64 once = load_polled_system(mine); const auto arrived = [&] { return once >= turn.epoch; };"),
