@@ -62,19 +62,22 @@ def why_not_determinate(execution: Execution, racy: bool) -> str | None:
         return "the execution did not end"
     execution = _without_counting(execution)
     reason = next(_reasons(execution, clocks(execution, guards_only=True), racy), None)
-    return reason or _not_straight(execution)
+    return reason or _not_straight(execution, racy)
 
 
-def _not_straight(execution: Execution) -> str | None:
-    """Why the program has no straight form; None: it has one.
+def _not_straight(execution: Execution, racy: bool) -> str | None:
+    """Why the program has no straight form, or races in another schedule alone; None: neither.
 
     The clocks of one execution say what happened to order it. The straight form is stricter: it holds each wait against
-    every set of writes that could meet it, such as two equal stores of which either lets the waiter go.
+    every set of writes that could meet it, such as two equal stores of which either lets the waiter go. And it knows no
+    order by additions that happened to follow each other.
     """
     try:
-        straighten(execution.tables, "sc", execution)
+        straight = straighten(execution.tables, "sc", execution)
     except NotStraightError as problem:
         return problem.what
+    if straight.racy and not racy:
+        return "payload that this execution orders, by additions that happened to follow each other, races in another"
     return None
 
 
