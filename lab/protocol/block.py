@@ -6,16 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lab.protocol.config import ACQ_REL, ACQUIRE, BLOCK, RELAXED, RELEASE, SYSTEM, VECTOR_BYTES
+from lab.protocol.config import ACQ_REL, ACQUIRE, BLOCK, DEVICE, RELAXED, RELEASE, SYSTEM, VECTOR_BYTES
 from lab.protocol.errors import ProtocolError, user_site
 from lab.protocol.expr import Expr, enumerate_index, registers_of, word
 from lab.protocol.layout import Buffer, View
 from lab.protocol.memory import Owned
-from lab.protocol.program import Barrier, Cache, Cond, Mapping, Move, Rmw, Wait, WaitStamp
+from lab.protocol.program import Barrier, Cache, Cond, Mapping, Move, Order, Rmw, Scope, Wait, WaitStamp
 from lab.protocol.record import Recorder, Rescue, Verbs, check_bound, condition, span_of, values_of
 
 if TYPE_CHECKING:
     from lab.protocol.build import Builder
+    from lab.protocol.early_start import Permit
 
 # Words that the waves of a block share: barrier arrivals, two values in turn, and whether the leader has returned.
 _ARRIVED, _SHARED, _EXITED = 0, 1, 3
@@ -35,6 +36,7 @@ class Launch:
     threads: int
     stream: int
     overlap: bool
+    start: Order
     args: dict[str, Any]
 
 
@@ -49,10 +51,20 @@ class Block(Verbs):
         peers: The other ranks, starting with the next one: (rank + k) % world.
         mine: The regions of this rank; `on(j)`: those of rank j.
         leader: Verbs of thread 0 only.
+        early: Whether this launch overlaps the one ahead of it on the stream.
         args, options: Launch arguments; the protocol's options.
     """
 
-    def __init__(self, builder: Builder, recorder: Recorder, rank: int, call: int, block: int, launch: Launch) -> None:
+    def __init__(
+        self,
+        builder: Builder,
+        recorder: Recorder,
+        rank: int,
+        call: int,
+        block: int,
+        launch: Launch,
+        permit: Permit | None = None,
+    ) -> None:
         super().__init__(recorder)
         config = builder.config
         self.rank, self.world, self.call, self.block = rank, config.world, call, block
@@ -62,7 +74,8 @@ class Block(Verbs):
         self.max_elements = config.max_bytes // config.itemsize
         self.peers = [(rank + k) % config.world for k in range(1, config.world)]
         self.args, self.options = launch.args, builder.options
-        self._launch, self._builder = launch, builder
+        self.early = launch.overlap
+        self._launch, self._builder, self._permit = launch, builder, permit
         self._wave, self._waves, self._barriers = 0, config.waves, 0
         self._shared: Buffer | None = None
         self.leader = Verbs(recorder)
@@ -238,10 +251,19 @@ class Block(Verbs):
         super().ret()
 
     def wait_previous(self) -> None:
-        """In a launch that overlaps the kernel before it on the stream, wait for that kernel; others have already."""
+        """In a launch that overlaps the kernel ahead on the stream, wait until that has ended; others have already."""
         before = self._builder.running(self.rank, self._launch.stream) if self._launch.overlap else []
         for done, agents in before[-1:]:
             self.after_kernel(done, agents)
+
+    def let_successor_start(self, order: Order = RELAXED, scope: Scope = DEVICE) -> None:
+        """Let a launch that overlaps this one start, as far as this block goes; the first of its waves counts.
+
+        Relaxed, it publishes nothing but what a fence before it releases; what of that the successor sees at its start
+        is for `h.launch(..., start=)` to say. Without a successor that overlaps it does nothing.
+        """
+        if self._permit is not None and self._recorder is not None:
+            self._permit.give(self._recorder, order, scope)
 
     def after_kernel(self, at: Buffer, value: int) -> None:
         """A kernel boundary: all that comes before `at` has reached `value` happens before what follows."""

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from lab.errors import LabError
 from lab.protocol.block import SHARED_WORDS, Block, Launch
-from lab.protocol.config import ACQ_REL, BLOCK_SHARED, HOST_MAPPED, MAX_BLOCKS, SYSTEM, Config
+from lab.protocol.config import ACQ_REL, BLOCK_SHARED, HOST_MAPPED, MAX_BLOCKS, RELAXED, SYSTEM, Config
 from lab.protocol.dispatch import Dispatch, Kernel, Turn
+from lab.protocol.early_start import Permit, Start, followed_early
 from lab.protocol.errors import ProtocolError, site_of, user_site
 from lab.protocol.expr import Const, RegisterError, word
 from lab.protocol.host import Host
@@ -23,7 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class Builder:
-    """Records all agents of one configuration."""
+    """Records all agents of one configuration.
+
+    `followed` are the launches, as (rank, sequence), that the next of their stream overlaps. That is known when all
+    hosts have spoken, so where it is not what was given, everything is recorded again. By (rank, stream):
+
+    * `before`: the kernels that may still run, as (word, value when done);
+    * `waited`: what the last kernel waited for; `events`: what the next one waits for besides its stream;
+    * `permits`: what counts the blocks of the last kernel that let an overlapping one start, and how many blocks it has.
+    """
 
     protocol: Protocol
     config: Config
@@ -33,6 +42,8 @@ class Builder:
     kernels: list[Kernel] = field(default_factory=list)
     events: dict[tuple[int, int], list[tuple[Buffer, int]]] = field(default_factory=dict)
     waited: dict[tuple[int, int], list[tuple[Buffer, int]]] = field(default_factory=dict)
+    followed: frozenset[tuple[int, int]] = frozenset()
+    permits: dict[tuple[int, int], tuple[Buffer, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.options: dict[str, Any] = dict(self.config.options)
@@ -65,6 +76,9 @@ class Builder:
             scenario(Host(self, recorder, rank))
             recorder.place(recorder.end)
             self._agent(rank, 0, -1, 0, "host", ("host", rank), recorder)
+        followed = followed_early(self.kernels)
+        if followed != self.followed:
+            return Builder(self.protocol, self.config, followed=followed)._build()
         program = Program(
             self.protocol.name,
             self.config.items(),
@@ -128,7 +142,7 @@ class Builder:
     def _starts_after(self, rank: int, stream: int, overlap: bool) -> list[tuple[Buffer, int]]:
         """What a kernel that is launched now waits for before it starts.
 
-        One that overlaps the kernel ahead starts when that one has started, so it waits for what that one waited for.
+        One that overlaps the kernel ahead waits for what that one waited for; when that one lets it start is `_start`.
         """
         known = self.waited.get((rank, stream), []) if overlap else self.running(rank, stream)
         self.waited[rank, stream] = known + self.events.pop((rank, stream), [])
@@ -143,7 +157,9 @@ class Builder:
         agents = launch.blocks * self.config.waves
         go, done = self._launch_words(rank, sequence)
         after = self._starts_after(rank, launch.stream, launch.overlap)
-        turns = self._turns(Kernel(rank, launch.stream, launch.overlap, launch.blocks, self.config.waves), sequence)
+        kernel = Kernel(rank, sequence, launch.stream, launch.overlap, launch.blocks, self.config.waves)
+        turns, start = self._turns(kernel), self._start(rank, launch)
+        permits = self._permits(kernel)
         for block in range(launch.blocks):
             shared = None
             if self.config.waves > 1:
@@ -152,12 +168,12 @@ class Builder:
                 )
             for wave in range(self.config.waves):
                 recorder = Recorder()
-                b = Block(self, recorder, rank, call, block, launch)
+                b = Block(self, recorder, rank, call, block, launch, permits[block])
                 if shared is not None:
                     b.as_wave(wave, shared)
-                self._preamble(b, recorder, go, after, turns[block], wave)
+                self._preamble(b, recorder, go, after, turns[block], wave, start)
                 launch.kernel(b)
-                self._epilogue(recorder, done, turns[block], wave)
+                self._epilogue(recorder, done, turns[block], wave, permits[block])
                 kind = "block" if shared is None else "wave"
                 turn = sequence if launch.overlap else 0
                 chain = (rank, launch.stream, turn, block, wave)
@@ -171,13 +187,14 @@ class Builder:
         """Record a kernel of one operation on a stream; returns the word with which the host starts it."""
         go, done = self._launch_words(rank, sequence)
         recorder = Recorder()
-        launch = Launch(lambda b: None, None, None, 0, 1, 1, stream, False, {})
+        launch = Launch(lambda b: None, None, None, 0, 1, 1, stream, False, RELAXED, {})
         b = Block(self, recorder, rank, call, 0, launch)
-        (turn,) = self._turns(Kernel(rank, stream, False, 1), sequence)
+        kernel = Kernel(rank, sequence, stream, False, 1)
+        (turn,), (permit,) = self._turns(kernel), self._permits(kernel)
         self._preamble(b, recorder, go, self._starts_after(rank, stream, False), turn, 0)
         b.phase(phase)
         recorder.emit(kind, mapping=WHOLE, **fields)
-        self._epilogue(recorder, done, turn, 0)
+        self._epilogue(recorder, done, turn, 0, permit)
         self._agent(rank, call, 0, 0, "kernel", (rank, stream, 0, 0, 0), recorder, sequence)
         self._launched(rank, stream, False, done, 1)
         return go
@@ -187,26 +204,61 @@ class Builder:
         done = Buffer(self.region(f"blocks done of call {sequence}", rank, "words", HOST_MAPPED, 1))
         return go, done
 
-    def _turns(self, kernel: Kernel, sequence: int) -> list[Turn | None]:
+    def _turns(self, kernel: Kernel) -> list[Turn | None]:
         """The turn of each block of a kernel that the host launches now."""
         self.kernels.append(kernel)
-        return self.dispatch.turns(kernel, sequence)
+        return self.dispatch.turns(kernel)
+
+    def _start(self, rank: int, launch: Launch) -> Start | None:
+        """When a launch that overlaps the kernel ahead starts; None: it does not, or there is none."""
+        ahead = self.permits.get((rank, launch.stream))
+        if not launch.overlap or ahead is None:
+            return None
+        given, blocks = ahead
+        return Start(given.word, blocks, launch.start)
+
+    def _permits(self, kernel: Kernel) -> list[Permit | None]:
+        """How each block of a kernel that the host launches now lets the next one start; None: that does not overlap."""
+        if (kernel.rank, kernel.sequence) not in self.followed:
+            self.permits.pop((kernel.rank, kernel.stream), None)
+            return [None] * kernel.blocks
+        name = f"call {kernel.sequence}"
+        given = Buffer(self.region(f"blocks that let the successor of {name} start", kernel.rank, "words", HOST_MAPPED, 1))
+        self.permits[kernel.rank, kernel.stream] = given, kernel.blocks
+        waves = [
+            Buffer(self.region(f"waves of {name} block {block} that let or ended", kernel.rank, "words", BLOCK_SHARED, 1))
+            for block in range(kernel.blocks)
+        ]
+        return [Permit(given.word, block.word, kernel.waves) for block in waves]
 
     def _preamble(
-        self, b: Block, recorder: Recorder, go: Buffer, after: list[tuple[Buffer, int]], turn: Turn | None, wave: int
+        self,
+        b: Block,
+        recorder: Recorder,
+        go: Buffer,
+        after: list[tuple[Buffer, int]],
+        turn: Turn | None,
+        wave: int,
+        start: Start | None = None,
     ) -> None:
         b.phase("launch")
         b.after_kernel(go, 1)
         for done, agents in after:
             b.after_kernel(done, agents)
+        if start is not None:
+            start.wait(recorder)
         if turn is not None:
             turn.start(recorder, wave)
         b.phase("")
 
-    def _epilogue(self, recorder: Recorder, done: Buffer, turn: Turn | None, wave: int) -> None:
+    def _epilogue(
+        self, recorder: Recorder, done: Buffer, turn: Turn | None, wave: int, permit: Permit | None
+    ) -> None:
         recorder.returned = False
         recorder.place(recorder.end)
         recorder.phase = "kernel end"
+        if permit is not None:
+            permit.end(recorder)
         if turn is not None:
             turn.end(recorder, wave)
         fields = {"expected": None, "dst": None, "boundary": True}

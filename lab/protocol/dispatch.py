@@ -49,9 +49,10 @@ Stream = tuple[int, int]
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch: whose, on which stream, whether it overlaps the one ahead of it, its blocks and their waves."""
+    """One launch: the how-manieth of its rank, its stream, whether it overlaps the one ahead, blocks, their waves."""
 
     rank: int
+    sequence: int
     stream: int
     overlap: bool
     blocks: int
@@ -140,14 +141,14 @@ class Dispatch:
         """The GPUs whose slots may run out."""
         return tuple(Residency(gpu.number, gpu.slots, frozenset(gpu.words)) for gpu in self._gpus.values())
 
-    def turns(self, kernel: Kernel, sequence: int) -> list[Turn | None]:
-        """The turn of each block of a kernel that is launched now, the `sequence`-th of its rank; None: at once."""
+    def turns(self, kernel: Kernel) -> list[Turn | None]:
+        """The turn of each block of a kernel that is launched now; None: at once."""
         gpu = self._gpus.get(self._gpu_of(kernel.rank))
         if gpu is None:
             return [None] * kernel.blocks
-        line = self._line(gpu, kernel, sequence)
+        line = self._line(gpu, kernel)
         first, line.length = line.length, line.length + kernel.blocks
-        return [self._turn(gpu, line, kernel, sequence, first, block) for block in range(kernel.blocks)]
+        return [self._turn(gpu, line, kernel, first, block) for block in range(kernel.blocks)]
 
     def _gpu_of(self, rank: int) -> int:
         return rank % (self._builder.config.gpus or self._builder.config.world)
@@ -163,20 +164,20 @@ class Dispatch:
             known[stream] = max(known.get(stream, 0), line[stream])
         return most
 
-    def _line(self, gpu: _Gpu, kernel: Kernel, sequence: int) -> _Line:
+    def _line(self, gpu: _Gpu, kernel: Kernel) -> _Line:
         """The line in which the kernel's blocks stand: a new one unless it overlaps the kernel ahead of it."""
         stream = (kernel.rank, kernel.stream)
         if not kernel.overlap or stream not in self._lines:
             alone = gpu.freed is None
             name = "slots freed" if alone else "blocks in line"
-            count = self._word(gpu, f"{name} from call {sequence} on", kernel.rank, initial=gpu.slots if alone else 0)
+            count = self._word(gpu, f"{name} from call {kernel.sequence} on", kernel.rank, initial=gpu.slots if alone else 0)
             self._lines[stream] = _Line(count)
         return self._lines[stream]
 
-    def _turn(self, gpu: _Gpu, line: _Line, kernel: Kernel, sequence: int, first: int, block: int) -> Turn:
+    def _turn(self, gpu: _Gpu, line: _Line, kernel: Kernel, first: int, block: int) -> Turn:
         started, ended = None, None
         if kernel.waves > 1:
-            name = f"waves of call {sequence} block {block}"
+            name = f"waves of call {kernel.sequence} block {block}"
             started, ended = (
                 self._word(gpu, f"{name} {what}", kernel.rank, BLOCK_SHARED) for what in ("started", "ended")
             )

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from lab.protocol.block import Block, Launch
-from lab.protocol.config import ACQ_REL, ACQUIRE, CACHED, RELEASE, SYSTEM
+from lab.protocol.config import ACQ_REL, ACQUIRE, CACHED, RELAXED, RELEASE, SYSTEM
 from lab.protocol.errors import ProtocolError, user_site
 from lab.protocol.expr import Const, Reg, word
 from lab.protocol.layout import Buffer, View
 from lab.protocol.memory import Owned
-from lab.protocol.program import WHOLE, Expect, Fill, Rmw, Store
+from lab.protocol.program import WHOLE, Expect, Fill, Order, Rmw, Store
 from lab.protocol.record import Recorder, Verbs, span_of
 
 if TYPE_CHECKING:
@@ -78,15 +78,26 @@ class Host(Verbs):
         blocks: int | None = None,
         stream: int = 0,
         overlap: bool = False,
+        start: Order = RELAXED,
         args: dict[str, Any] | None = None,
     ) -> Launch:
         """Launch the protocol's kernel (or `kernel`) on a stream; returns what was launched, for `replay`.
 
-        `overlap` lets it start before the kernel ahead of it on the stream has ended (programmatic dependent launch),
-        though not before what that kernel itself had to wait for.
+        `overlap` lets it start before the kernel ahead of it on the stream has ended (programmatic dependent launch):
+        once every block of that has called `b.let_successor_start()` or has ended, and not before what that kernel
+        itself had to wait for. `start` says what the start orders: RELAXED, as documented, nothing but time; with
+        ACQUIRE the launch sees what the blocks ahead released before they let it start. See `lab.protocol.early_start`.
         """
         launch = self.capture(
-            input, output, kernel=kernel, nbytes=nbytes, blocks=blocks, stream=stream, overlap=overlap, args=args
+            input,
+            output,
+            kernel=kernel,
+            nbytes=nbytes,
+            blocks=blocks,
+            stream=stream,
+            overlap=overlap,
+            start=start,
+            args=args,
         )
         self.replay(launch)
         return launch
@@ -101,9 +112,14 @@ class Host(Verbs):
         blocks: int | None = None,
         stream: int = 0,
         overlap: bool = False,
+        start: Order = RELAXED,
         args: dict[str, Any] | None = None,
     ) -> Launch:
         """Capture a launch, as a graph does, without running it: its arguments are frozen; `replay` runs it."""
+        if start not in (RELAXED, ACQUIRE):
+            raise ProtocolError("a launch starts RELAXED or by an ACQUIRE", value=start, site=user_site())
+        if start is ACQUIRE and not overlap:
+            raise ProtocolError("a launch that does not overlap sees everything that ended before it", site=user_site())
         size = nbytes if nbytes is not None else (input.elements * self.config.itemsize if input else 0)
         grid = blocks if blocks is not None else self._builder.grid(size)
         return Launch(
@@ -115,6 +131,7 @@ class Host(Verbs):
             self._builder.protocol.threads,
             stream,
             overlap,
+            start,
             args or {},
         )
 

@@ -25,7 +25,6 @@ from lab.protocol.write import KIB, Block, protocol
 def one_shot(b: Block) -> None:
     """The lab's one_shot: push the input to every peer, meet the same block of every peer, sum in rank order."""
     algorithm, n, width = ALGORITHMS.index("one_shot"), b.elements, vector(b)
-    b.wait_previous()
     turn = begin_call(b)
     with b.when(turn.dead):
         b.ret()

@@ -3,6 +3,10 @@
 A wait here gives up only when nothing else can move: its bound is wall clock, longer than any delay. So a wait is met
 or its peer is *lost*; that it was *late* is a matter of time and not said. What the first threads of a wave do for a
 peer each, thread 0 does for all.
+
+A launch that overlaps the one ahead takes its number before that has ended. Its scenario says whether its start sees
+what `publish_to_successor` published (`overlapped`, on which the kernels rely) or is no order of memory
+(`overlapped_as_documented`).
 """
 
 from __future__ import annotations
@@ -25,18 +29,45 @@ class Turn:
     dead: Expr
 
 
+def write_epoch(b: Block, epoch: Reg) -> None:
+    """All words, whatever the grid of this call is; once all threads of the block have read its own."""
+    for word in range(b.block, b.mine.epoch.elements, b.blocks):
+        if word // b.blocks % b.threads in b.own_threads:
+            b.store(b.mine.epoch[word], epoch, RELAXED, WAVE)
+
+
+def publish_to_successor(b: Block) -> None:
+    """Every thread releases what it has stored, and no thread goes on before all have."""
+    b.fence(RELEASE, DEVICE)
+    b.barrier()
+
+
+def start_after_predecessor(b: Block) -> None:
+    """Wait for the launch ahead; then the one behind may start, so that no third one runs."""
+    b.wait_previous()
+    b.let_successor_start()
+
+
 def begin_call(b: Block) -> Turn:
-    """Every thread reads the epoch word of its block: a plain access, ordered by kernel boundaries."""
-    epoch = b.let(b.load(b.mine.epoch[b.block], RELAXED, WAVE, "last") + 1, "epoch")
+    """Every thread reads the epoch word of its block.
+
+    A plain access, ordered by kernel boundaries. Of a launch that starts early it looks past the caches, and the number
+    is written and published before all else.
+    """
+    epoch = b.let(b.load(b.mine.epoch[b.block], RELAXED, SYSTEM if b.early else WAVE, "last") + 1, "epoch")
+    if b.early:
+        b.barrier()
+        write_epoch(b, epoch)
+        publish_to_successor(b)
+    start_after_predecessor(b)
     aborted_at = b.load(b.mine.aborted_at, RELAXED, SYSTEM, "aborted_at")
     return Turn(epoch, b.let(epoch % 2, "parity"), (aborted_at != 0) & (aborted_at < epoch))
 
 
 def advance_epoch(b: Block, turn: Turn) -> None:
-    """After a block barrier behind begin_call; all words, whatever the grid of this call is."""
-    for word in range(b.block, b.mine.epoch.elements, b.blocks):
-        if word // b.blocks % b.threads in b.own_threads:
-            b.store(b.mine.epoch[word], turn.epoch, RELAXED, WAVE)
+    """After a block barrier behind begin_call; where that has not done it."""
+    if not b.early:
+        write_epoch(b, turn.epoch)
 
 
 def write_record(b: Block, thread: Verbs, turn: Turn, algorithm: int, phase: int, peer: Expr | int) -> None:

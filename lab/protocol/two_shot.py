@@ -39,7 +39,6 @@ def two_shot(b: Block) -> None:
     part = [part_of(b, j) for j in range(b.world)]
     size = [p.stop - p.start for p in part]
     mine, own = part[b.rank], size[b.rank]
-    b.wait_previous()
     turn = begin_call(b)
     with b.when(turn.dead):
         b.ret()

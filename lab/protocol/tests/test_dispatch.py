@@ -243,6 +243,7 @@ def launches(h: Host) -> None:
 @protocol(memory=counters, world=1, blocks=2, bytes=512, scenarios={"launches": launches}, options={"overlap": False})
 def counted(b: Block) -> None:
     """Counts the blocks that run at once, and in which order they start."""
+    b.let_successor_start()
     place = b.leader.add(b.mine.place, 1, RELAXED, DEVICE)
     b.leader.store(b.mine.order[b.leader.let(place % 16)], 10 * b.call + b.block, RELAXED, DEVICE)
     inside = b.leader.add(b.mine.inside, 1, RELAXED, DEVICE)
