@@ -31,7 +31,7 @@ class Builder:
 
     * `before`: the kernels that may still run, as (word, value when done);
     * `waited`: what the last kernel waited for; `events`: what the next one waits for besides its stream;
-    * `permits`: what counts the blocks of the last kernel that let an overlapping one start, and how many blocks it has.
+    * `permits`: what counts the blocks of the last kernel that let an overlapping one start, and how many there are.
     """
 
     protocol: Protocol
@@ -218,15 +218,19 @@ class Builder:
         return Start(given.word, blocks, launch.start)
 
     def _permits(self, kernel: Kernel) -> list[Permit | None]:
-        """How each block of a kernel that the host launches now lets the next one start; None: that does not overlap."""
+        """How each block of a kernel that is launched now lets the next one start; None: that does not overlap it."""
         if (kernel.rank, kernel.sequence) not in self.followed:
             self.permits.pop((kernel.rank, kernel.stream), None)
             return [None] * kernel.blocks
         name = f"call {kernel.sequence}"
-        given = Buffer(self.region(f"blocks that let the successor of {name} start", kernel.rank, "words", HOST_MAPPED, 1))
+        given = Buffer(
+            self.region(f"blocks that let the successor of {name} start", kernel.rank, "words", HOST_MAPPED, 1)
+        )
         self.permits[kernel.rank, kernel.stream] = given, kernel.blocks
         waves = [
-            Buffer(self.region(f"waves of {name} block {block} that let or ended", kernel.rank, "words", BLOCK_SHARED, 1))
+            Buffer(
+                self.region(f"waves of {name} block {block} that let or ended", kernel.rank, "words", BLOCK_SHARED, 1)
+            )
             for block in range(kernel.blocks)
         ]
         return [Permit(given.word, block.word, kernel.waves) for block in waves]
@@ -251,9 +255,7 @@ class Builder:
             turn.start(recorder, wave)
         b.phase("")
 
-    def _epilogue(
-        self, recorder: Recorder, done: Buffer, turn: Turn | None, wave: int, permit: Permit | None
-    ) -> None:
+    def _epilogue(self, recorder: Recorder, done: Buffer, turn: Turn | None, wave: int, permit: Permit | None) -> None:
         recorder.returned = False
         recorder.place(recorder.end)
         recorder.phase = "kernel end"

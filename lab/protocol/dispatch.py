@@ -170,7 +170,9 @@ class Dispatch:
         if not kernel.overlap or stream not in self._lines:
             alone = gpu.freed is None
             name = "slots freed" if alone else "blocks in line"
-            count = self._word(gpu, f"{name} from call {kernel.sequence} on", kernel.rank, initial=gpu.slots if alone else 0)
+            count = self._word(
+                gpu, f"{name} from call {kernel.sequence} on", kernel.rank, initial=gpu.slots if alone else 0
+            )
             self._lines[stream] = _Line(count)
         return self._lines[stream]
 

@@ -15,9 +15,9 @@ That is programmatic dependent launch on NVIDIA (`griddepcontrol` in PTX). What 
   successor reads there. It is an assumption, and a program that needs it fails without.
 
 Later rooms see words. One counts the blocks of a launch that let its successor start. One of each block counts what its
-waves did: their number for each time that one lets the successor start, one for each that ends. So it says which wave is
-the first to let it, and which is the last to end where none has. Where no launch overlaps the one behind, there is
-nothing.
+waves did: their number for each time that one lets the successor start, one for each that ends. So it says which wave
+is the first to let it, and which is the last to end where none has. Where no launch overlaps the one ahead, there is
+none of it.
 """
 
 from __future__ import annotations
