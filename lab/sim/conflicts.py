@@ -8,14 +8,15 @@ set of one: Godefroid, LNCS 1032, 1996, section 4).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from lab.protocol import tables as t
 from lab.protocol.expr import enumerate_index
-from lab.protocol.program import Memory
+from lab.protocol.program import Memory, Span
 from lab.protocol.tables import Tables
+from lab.sim import machine as m
 from lab.sim import words
 from lab.sim.straight import DELIVER_DATA, DELIVER_WORD, Straight
 
@@ -67,13 +68,14 @@ def racing_partners(tables: Tables, straight: Straight) -> tuple[np.ndarray, np.
     wait on a word of a straight program stays met, and no write changes what another word operation sees. So all of
     them commute with whatever is not ordered after them. Delivering data whose next reader is behind a later flag,
     and reading data whose next overwriter is behind a wait on a flag that the reader publishes later, are ordered
-    with those by the must order. What remains are accesses to the same cells that nothing orders.
+    with those by the must order. What remains are accesses to the same cells that nothing orders, and a store of one
+    wave with what another wave may do only before it is issued or after it has arrived.
     """
     s, n = straight, len(tables.ops)
     delivery = (s.kind == DELIVER_DATA) | (s.kind == DELIVER_WORD)
     number = s.op + n * delivery
     lists: list[list[int]] = [[] for _ in range(2 * n)]
-    for step, other in s.racing_pairs().tolist():
+    for step, other in [*s.racing_pairs().tolist(), *s.held_pairs().tolist()]:
         lists[number[step]].append(int(number[other]))
         lists[number[other]].append(int(number[step]))
     return _flat(lists)
@@ -86,13 +88,19 @@ def _flat(lists: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass
 class Touch:
-    """What a step may touch: words and cells read and written, links pushed to."""
+    """What a step may touch: words and cells read and written, links pushed to.
+
+    posts, drains: Where blocks have several waves, (block, rank) as one number: what the block sends where, and what
+    has to have arrived before the step.
+    """
 
     reads: set[int]
     writes: set[int]
     cells_read: set[int]
     cells_written: set[int]
     links: set[int]
+    posts: set[int] = field(default_factory=set)
+    drains: set[int] = field(default_factory=set)
 
     @classmethod
     def nothing(cls) -> Touch:
@@ -107,6 +115,8 @@ class Touch:
             or self.cells_written & (other.cells_read | other.cells_written)
             or other.cells_written & self.cells_read
             or self.links & other.links
+            or self.posts & other.drains
+            or self.drains & other.posts
         )
 
 
@@ -135,8 +145,9 @@ def partners(
             for kind, found in (("w", touch.reads | touch.writes), ("c", touch.cells_read | touch.cells_written)):
                 for place in found:
                     by_object.setdefault((kind, place), []).append(k)
-            for link in touch.links:
-                by_object.setdefault(("l", link), []).append(k)
+            for kind, found in (("l", touch.links), ("b", touch.posts | touch.drains)):
+                for place in found:
+                    by_object.setdefault((kind, place), []).append(k)
     near: list[set[int]] = [set() for _ in range(2 * n)]
     for sharing in by_object.values():
         for k in sharing:
@@ -179,18 +190,50 @@ def touches(tables: Tables, memory: str) -> list[Touch | None]:
                 now.writes |= touched
         elif kind != t.FENCE:
             _touch_payload(tables, row, memory, found)
+    if memory == "posted":
+        _touch_queues(tables, found)
     return found
+
+
+def _touch_queues(tables: Tables, found: list[Touch | None]) -> None:
+    """What each step of a block with several waves posts, and what it waits for (`machine.drained`)."""
+    s, world = m.static(tables, "posted"), tables.program.world
+    for row in range(len(tables.ops)):
+        now, agent = found[row], int(tables.ops[row, t.AGENT])
+        block = int(s.block_start[agent])
+        if now is None or s.block_end[agent] - block == 1:
+            continue
+        ranks = 0
+        for at in _places(tables, row):
+            ranks |= int(m.drained.py_func(s, row, at))
+        now.drains |= {block * world + rank for rank in range(world) if ranks >> rank & 1}
+        now.posts |= {block * world + link % world for link in now.links}
+
+
+def _places(tables: Tables, row: int) -> list[int]:
+    """The words, or rows of moves, that an operation may name; of a fence, none that matters."""
+    kind = int(tables.ops[row, t.KIND])
+    if kind in (t.LOAD, t.STORE, t.RMW, t.WAIT):
+        return tables.words_of(row)
+    if kind == t.FENCE:
+        return [-1]
+    first = int(tables.ops[row, t.ADDR])
+    return list(range(first, first + len(enumerate_index(*(span.start for span in _spans(tables, row)))[1][0])))
+
+
+def _spans(tables: Tables, row: int) -> tuple[Span, ...]:
+    """The payload that an operation names."""
+    op, kind = tables.op(row), int(tables.ops[row, t.KIND])
+    return (op.dst, *op.sources) if kind == t.MOVE else (op.dst,) if kind == t.FILL else (op.span,)  # type: ignore[attr-defined]
 
 
 def _touch_payload(tables: Tables, row: int, memory: str, found: list[Touch | None]) -> None:
     n, world = len(tables.ops), tables.program.world
-    op, now = tables.op(row), found[row]
+    now = found[row]
     assert now is not None
     kind, rank = int(tables.ops[row, t.KIND]), int(tables.agent_rank[tables.ops[row, t.AGENT]])
-    spans = (op.dst, *op.sources) if kind == t.MOVE else (op.dst,) if kind == t.FILL else (op.span,)  # type: ignore[attr-defined]
-    variants = len(enumerate_index(*(span.start for span in spans))[1][0])
-    for k in range(variants):
-        move = tables.moves[tables.ops[row, t.ADDR] + k]
+    for place in _places(tables, row):
+        move = tables.moves[place]
         count = int(move[t.M_COUNT])
         for source in range(int(move[t.M_N_SOURCES])):
             offset = int(tables.sources[move[t.M_SOURCES] + source])

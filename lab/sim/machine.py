@@ -98,6 +98,8 @@ class Static(NamedTuple):
     agent_end: np.ndarray
     agent_rank: np.ndarray
     agent_host: np.ndarray
+    block_start: np.ndarray  # of each agent, the first agent of its block: waves follow each other
+    block_end: np.ndarray  # and the one after the last
     word_initial: np.ndarray
     word_rank: np.ndarray  # -1: not reached through a link (host-mapped, block-shared)
     cell_initial: np.ndarray
@@ -128,7 +130,7 @@ class State(NamedTuple):
     queue_head: np.ndarray
     queue_tail: np.ndarray
     pending: np.ndarray
-    outstanding: np.ndarray  # undelivered stores by (agent, destination)
+    outstanding: np.ndarray  # undelivered stores by (first agent of a block, destination)
     priority: np.ndarray
     unsettled: np.ndarray  # agents whose next operation has to be looked at before the next choice
     counts: np.ndarray  # see C_*
@@ -158,6 +160,7 @@ def static(tables: t.Tables, memory: str) -> Static:
         tables.agent_end,
         tables.agent_rank,
         tables.is_host,
+        *_blocks(tables),
         tables.word_initial,
         word_rank,
         tables.cell_initial,
@@ -168,6 +171,16 @@ def static(tables: t.Tables, memory: str) -> Static:
         MEMORY_MODELS.index(memory),
         world,
     )
+
+
+def _blocks(tables: t.Tables) -> tuple[np.ndarray, np.ndarray]:
+    """int64, one an agent: the first agent of its block, and the one after the last; hosts are alone."""
+    agents = tables.program.agents
+    place = [(a.rank, a.sequence, a.block) if a.kind != "host" else (a.rank, -1, -1 - a.id) for a in agents]
+    new = np.array([k == 0 or place[k] != place[k - 1] for k in range(len(place))], bool)
+    start = np.flatnonzero(new).astype(np.int64)
+    size = np.diff(start, append=len(place))
+    return np.repeat(start, size), np.repeat(start + size, size)
 
 
 def _stores_per_link(tables: t.Tables, word_rank: np.ndarray) -> np.ndarray:
@@ -241,27 +254,45 @@ def _stamps_met(s, st, op, agent):
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
-def _needs_drain(s, st, op, agent):
-    """Whether `agent` may not execute `op` before earlier stores of its own are delivered (model posted)."""
+def drained(s, op, at):
+    """The ranks, as bits, that must have received what an operation's block stored before it may run (model posted).
+
+    `at`: the word or the row of moves that it names.
+    """
     kind, sync = s.ops[op, t.KIND], s.ops[op, t.SYNC]
+    ranks = np.int64(0)
     if kind == t.FENCE or kind == t.STORE or kind == t.RMW:
         if (sync & 2) and (sync >> 4) >= _DEVICE:
-            # A release at device or system scope comes after all earlier stores of its agent on every link (s_waitcnt
-            # before it): what another block of the rank then hands on by a system release includes them.
-            for rank in range(s.world):
-                if st.outstanding[agent, rank]:
-                    return True
-            return False
+            # A release at device or system scope comes after all earlier stores on every link (s_waitcnt before it):
+            # what another block of the rank then hands on by a system release includes them.
+            return (np.int64(1) << np.int64(s.world)) - np.int64(1)
     if kind == t.RMW or kind == t.LOAD or kind == t.WAIT:
-        # A read does not pass this agent's posted stores to the same destination.
-        rank = s.word_rank[words.address(s, st, op, agent)]
-        return rank >= 0 and st.outstanding[agent, rank] > 0
-    if kind == t.MOVE or kind == t.WAIT_STAMP:
-        row = words.address(s, st, op, agent)
-        if s.moves[row, t.M_COUNT]:
-            for k in range(s.moves[row, t.M_SOURCES], s.moves[row, t.M_SOURCES] + s.moves[row, t.M_N_SOURCES]):
-                if st.outstanding[agent, s.cell_rank[s.items[s.sources[k]]]]:
-                    return True
+        # A read does not pass posted stores to the same destination.
+        rank = s.word_rank[at]
+        if rank >= 0:
+            ranks = np.int64(1) << np.int64(rank)
+    elif (kind == t.MOVE or kind == t.WAIT_STAMP) and s.moves[at, t.M_COUNT]:
+        for k in range(s.moves[at, t.M_SOURCES], s.moves[at, t.M_SOURCES] + s.moves[at, t.M_N_SOURCES]):
+            ranks |= np.int64(1) << np.int64(s.cell_rank[s.items[s.sources[k]]])
+    return ranks
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _needs_drain(s, st, op, agent):
+    """Whether `agent` may not execute `op` before earlier stores of its block are delivered (model posted).
+
+    Happens-before is transitive: what another wave stored before a block barrier is covered by this wave's release,
+    and not passed by its reads. Stores of waves that handed nothing over are waited for as well. No outcome is lost by
+    that: to all others a store under way is one that is not executed yet, and in another schedule it is not. (Where a
+    wave learns of the store through relaxed words alone, which give no order, the race is the race check's to find.)
+    """
+    at = words.address(s, st, op, agent) if s.ops[op, t.KIND] != t.FENCE else np.int64(-1)
+    ranks, rank = drained(s, op, at), 0
+    while ranks:
+        if ranks & 1 and st.outstanding[s.block_start[agent], rank]:
+            return True
+        ranks >>= np.int64(1)
+        rank += 1
     return False
 
 
@@ -390,8 +421,11 @@ def _post(s, st, op, address, value, agent, rank, step):
     st.queue[slot, 2] = value
     st.queue[slot, 3] = agent
     st.queue[slot, 4] = step
-    st.outstanding[agent, rank] += 1
+    st.outstanding[s.block_start[agent], rank] += 1
     enable(st, len(st.pc) + link)
+    for other in range(s.block_start[agent], s.block_end[agent]):
+        if other != agent and st.status[other] == READY:
+            unsettle(st, other)  # its release or read may have to wait for this store
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
@@ -415,10 +449,11 @@ def _deliver(s, st, link):
             wake_pollers(st)
     else:
         _write_word(st, address, value, step)
-    st.outstanding[agent, link % s.world] -= 1
-    if st.status[agent] == DRAINING:
-        st.status[agent] = NO_MOVE
-        unsettle(st, agent)
+    st.outstanding[s.block_start[agent], link % s.world] -= 1
+    for other in range(s.block_start[agent], s.block_end[agent]):
+        if st.status[other] == DRAINING:
+            st.status[other] = NO_MOVE
+            unsettle(st, other)
 
 
 @njit(forceinline=True, cache=True, _nrt=False)

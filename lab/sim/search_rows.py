@@ -220,7 +220,7 @@ def _load(s, st, registers, cells, stamps, arena, at, in_flight):
                 st.queue[k, 2] = np.int64(np.uint32(arena[at + 2]))
                 st.queue[k, 3] = agent
                 st.queue[k, 4] = 0
-                st.outstanding[agent, link % s.world] += 1
+                st.outstanding[s.block_start[agent], link % s.world] += 1
                 in_flight[op] = True
                 at += 3
                 if s.ops[op, t.KIND] == t.MOVE:

@@ -39,7 +39,7 @@ from numba import njit
 
 from lab.errors import LabError
 from lab.protocol import tables as t
-from lab.protocol.program import Move, Op, Scope, WaitStamp
+from lab.protocol.program import Move, Op, WaitStamp
 from lab.protocol.tables import Tables
 from lab.sim import machine as m
 from lab.sim import races, words
@@ -74,6 +74,8 @@ class Straight:
             execution saw.
         check_races: bool, whether the two steps of a check are unordered.
         clock: int32 (steps, threads), how many steps of each thread precede or are a step, in the must order.
+        delivery: int64, of a store that is posted, the row of its delivery; -1: it is none.
+        drains: int64, the ranks, as bits, that must have received what the step's block stored (`machine.drained`).
         wrong: Whether the recorded execution has wrong elements.
     """
 
@@ -94,6 +96,8 @@ class Straight:
     check_min: np.ndarray
     check_races: np.ndarray
     clock: np.ndarray
+    delivery: np.ndarray
+    drains: np.ndarray
     wrong: bool
     _accesses: tuple[np.ndarray, np.ndarray, np.ndarray] = field(repr=False)
 
@@ -121,8 +125,7 @@ class Straight:
         cells, at, writes = self._accesses
         row = np.empty(self.steps, np.int64)
         row[self.event] = np.arange(self.steps)
-        thread = np.repeat(np.arange(self.threads), self.lengths())
-        number = (np.arange(self.steps) - self.start[thread]).astype(np.int64)
+        number, thread = self._numbers()
         return _racing_pairs(cells, row[at], writes, thread, number, self.clock)
 
     def schedule(self, counters: np.ndarray) -> np.ndarray:
@@ -134,7 +137,64 @@ class Straight:
             [np.arange(lo, lo + n) for lo, n in zip(self.start, counters, strict=False)] or [np.zeros(0)]
         )
         rows = rows.astype(np.int64)
+        held = self.held_pairs()
+        if len(held) and np.any(np.isin(self.delivery[rows[self.delivery[rows] >= 0]], rows, invert=True)):
+            return self.entity[self._held_back(counters, held)]
         return self.entity[rows[np.argsort(self.event[rows], kind="stable")]]
+
+    def held_pairs(self) -> np.ndarray:
+        """int64 (pairs, 2): a posted store of one wave, and a step of another wave of its block that waits for it.
+
+        These are the pairs that nothing orders. Where the step comes first, it does not wait; where the store comes
+        first, the step waits for its delivery. To all others that is one and the same until the store is delivered.
+        """
+        s, agents = self.execution.static, len(self.tables.agent_start)
+        agent = self.tables.ops[self.op, t.AGENT]
+        number, thread = self._numbers()
+        found = [np.zeros((0, 2), np.int64)]
+        for block in np.flatnonzero(s.block_end - s.block_start > 1):
+            mine = agent == block
+            others = (s.block_start[agent] == s.block_start[block]) & ~mine
+            stores, steps = np.flatnonzero(mine & (self.delivery >= 0)), np.flatnonzero(others & (self.drains > 0))
+            to = (self.entity[self.delivery[stores]] - agents) % s.world
+            waits = self.drains[steps][None, :] >> to[:, None] & 1 > 0
+            waits &= self.clock[steps][:, thread[stores]].T <= number[stores][:, None]
+            waits &= self.clock[stores][:, thread[steps]] <= number[steps][None, :]
+            store, step = np.nonzero(waits)
+            found.append(np.stack((stores[store], steps[step]), axis=1))
+        return np.concatenate(found)
+
+    def _held_back(self, counters: np.ndarray, held: np.ndarray) -> np.ndarray:
+        """Steps of a state as the machine makes them: stores that stay on their way come after what they would hold."""
+        number, thread = self._numbers()
+        made = np.zeros(self.threads, np.int64)
+
+        def may(k: int) -> bool:
+            row = self.start[k] + made[k]
+            needed = self.clock[row].copy()
+            needed[k] -= 1
+            if np.any(needed > made):
+                return False
+            stays = self.delivery[row] >= 0 and number[self.delivery[row]] >= counters[thread[self.delivery[row]]]
+            for step in held[held[:, 0] == row, 1] if stays else ():
+                if made[thread[step]] <= number[step] < counters[thread[step]]:
+                    return False
+            under_way = held[held[:, 1] == row, 0]
+            arrived = made[thread[self.delivery[under_way]]] > number[self.delivery[under_way]]
+            return bool(np.all(arrived | (made[thread[under_way]] <= number[under_way])))
+
+        rows = []
+        for _ in range(int(counters.sum())):
+            ready = [k for k in range(self.threads) if made[k] < counters[k] and may(k)]
+            k = min(ready, key=lambda k: self.event[self.start[k] + made[k]])
+            rows.append(self.start[k] + made[k])
+            made[k] += 1
+        return np.array(rows, np.int64)
+
+    def _numbers(self) -> tuple[np.ndarray, np.ndarray]:
+        """int64, one a step: its number in its thread, and the thread."""
+        thread = np.repeat(np.arange(self.threads), self.lengths())
+        return np.arange(self.steps) - self.start[thread], thread
 
 
 def straighten(tables: Tables, memory: str = "sc", execution: Execution | None = None) -> Straight:
@@ -176,7 +236,7 @@ class _Events:
 
     entity: who makes it; chain: its clock component; op: its row of the tables; kind;
     visible: of a store, the event that makes it visible (itself, or its delivery); posted_by: of a delivery, its
-        store's event;
+        store's event; drains: the ranks, as bits, that must have received what its block stored (`machine.drained`);
     touched_at, touched: the words that it reads or writes visibly, which come before stamps of cells handled alike;
     touching: the event of each entry of `touched`; initial: what each word holds at first;
     writes: whether it writes what it touches; value: what; wanted: what a wait compares with.
@@ -189,6 +249,7 @@ class _Events:
     kind: np.ndarray
     visible: np.ndarray
     posted_by: np.ndarray
+    drains: np.ndarray
     touched_at: np.ndarray
     touched: np.ndarray
     touching: np.ndarray
@@ -241,6 +302,7 @@ def _events(tables: Tables, execution: Execution) -> _Events:
         kind=kind.astype(np.int8),
         visible=visible,
         posted_by=posted_by,
+        drains=_drains(execution.static, op, log.row[:n], delivery),
         touched_at=np.searchsorted(touching, np.arange(n + 1)),
         touched=touched,
         touching=touching,
@@ -249,6 +311,17 @@ def _events(tables: Tables, execution: Execution) -> _Events:
         value=np.where(stamped, found.stamp[stored_by], log.value[stored_by]),
         wanted=found.wanted,
     )
+
+
+@njit(cache=True)
+def _drains(s, op, row, delivery):
+    """`machine.drained` of each event; a delivery waits for nothing."""
+    found = np.zeros(len(op), np.int64)
+    if s.model == m.POSTED:
+        for e in range(len(op)):
+            if not delivery[e]:
+                found[e] = m.drained(s, op[e], np.int64(row[e]))
+    return found
 
 
 def _touches(
@@ -320,38 +393,25 @@ class _Order:
 
 def _must_order(tables: Tables, execution: Execution, events: _Events) -> _Order:
     n = len(events.op)
-    releases = (tables.ops[events.op, t.SYNC] & 2 > 0) & (tables.ops[events.op, t.SYNC] >> 4 >= int(Scope.DEVICE))
-    drains = np.isin(events.kind, (FENCE, STORE, ADD, RMW)) & releases
-    drains_one = _drained_rank(tables, execution, events)
     rows, time, needed_at, needed, met_by = _must_order_loop(
         n,
         events.chain,
         events.chains,
         tables.ops[events.op, t.AGENT].astype(np.int32),
-        len(tables.agent_start),
+        (execution.static.block_start, execution.static.block_end),
         tables.program.world,
         events.entity,
         events.kind,
         (events.touched_at, events.touched, events.touching, events.initial),
         events.writes,
         events.posted_by,
-        drains,
-        drains_one,
+        events.visible,
+        events.drains,
         tables.ops[events.op, t.FN],
         events.wanted,
         events.value,
     )
     return _Order(rows, time, needed_at, needed, met_by)
-
-
-def _drained_rank(tables: Tables, execution: Execution, events: _Events) -> np.ndarray:
-    """int32: the rank whose stores by the agent a read waits for, since it does not pass them; -1: none."""
-    row, table_kind = execution.log.row[: len(events.op)], tables.ops[events.op, t.KIND]
-    own, packet = np.isin(events.kind, (ADD, RMW, LOAD, WAIT)), table_kind == t.WAIT_STAMP
-    found = np.full(len(events.op), -1, np.int32)
-    found[own & ~packet] = execution.static.word_rank[row[own & ~packet]]
-    found[packet] = tables.moves[row[packet], t.M_RANK]
-    return found
 
 
 @njit(cache=True)
@@ -360,26 +420,29 @@ def _must_order_loop(
     chain,
     chains,
     agent,
-    agents,
+    blocks,
     world,
     entity,
     kind,
     touches,
     writes,
     posted_by,
+    visible,
     drains,
-    drains_one,
     fn,
     wanted,
     value,
 ):
     touched_at, touched, touching, initial = touches
+    block_start, block_end = blocks
+    agents = len(block_start)
     rows = np.zeros((n, chains), np.int32)
     time = np.zeros(n, np.int32)
     latest = np.full(chains, -1, np.int64)
     last = np.full(len(initial), -1, np.int64)  # last visible write of each word, as a place in `touched`
     before = np.full(len(touched), -1, np.int64)
-    delivered = np.full((agents, world), -1, np.int64)
+    posted = np.full((agents, world), -1, np.int64)  # last store of each agent on its way to each rank
+    posted_before = np.full(n, -1, np.int64)
     needed_at = np.zeros(n + 1, np.int64)
     needed = np.zeros(4 * n + 64, np.int64)
     met_by = np.full(len(touched), -1, np.int64)
@@ -392,23 +455,26 @@ def _must_order_loop(
         time[e] = rows[e, c] + 1
         a = agent[e]
         first = count
-        if count + n + len(touched) + world > len(needed):
-            bigger = np.zeros(2 * len(needed) + n + len(touched) + world, np.int64)
+        if count + n + len(touched) + agents * world > len(needed):
+            bigger = np.zeros(2 * len(needed) + n + len(touched) + agents * world, np.int64)
             bigger[:count] = needed[:count]
             needed = bigger
         if posted_by[e] >= 0:
             needed[count] = posted_by[e]
             count += 1
-            delivered[a, (entity[e] - agents) % world] = e
         else:
-            if drains[e]:
-                for rank in range(world):
-                    if delivered[a, rank] >= 0:
-                        needed[count] = delivered[a, rank]
+            for rank in range(world):
+                for other in range(block_start[a], block_end[a]) if drains[e] >> rank & 1 else range(0):
+                    store = posted[other, rank]
+                    while store >= 0 and rows[e, chain[store]] < time[store]:
+                        store = posted_before[store]  # no order with this one: see `Straight.held_pairs`
+                    if store >= 0:
+                        needed[count] = visible[store]
                         count += 1
-            elif drains_one[e] >= 0 and delivered[a, drains_one[e]] >= 0:
-                needed[count] = delivered[a, drains_one[e]]
-                count += 1
+            if visible[e] != e:
+                rank = (entity[visible[e]] - agents) % world
+                posted_before[e] = posted[a, rank]
+                posted[a, rank] = e
             for k in range(touched_at[e], touched_at[e + 1] if kind[e] == WAIT else touched_at[e]):
                 w = last[touched[k]]
                 best = w
@@ -675,6 +741,8 @@ def _assemble(tables: Tables, execution: Execution, events: _Events, order: _Ord
         check_min=check_min,
         check_races=check_races,
         clock=clock[by_thread],
+        delivery=np.where(events.visible == np.arange(n), -1, row_of[events.visible])[by_thread],
+        drains=events.drains[by_thread],
         wrong=bool(execution.state.counts[m.C_WRONG]),
         _accesses=(cells, at, writes),
     )
