@@ -50,6 +50,15 @@ def _renumbered(ops: tuple, kept: list[int]) -> tuple:
     return tuple(renumbered)
 
 
+def as_waves(program: Program) -> Program:
+    """`program` with the blocks of each rank made waves of one block; their chains and operations stay."""
+    agents = tuple(
+        agent if agent.kind == "host" else replace(agent, kind="wave", wave=agent.block, block=0)
+        for agent in program.agents
+    )
+    return replace(program, agents=agents)
+
+
 def without(program: Program, agent: int, position: int) -> Program:
     """`program` with one operation of one agent removed."""
     ops = program.agents[agent].ops
