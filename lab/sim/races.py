@@ -13,8 +13,8 @@ The machine runs the program once. The clocks are then computed from what each w
   read. As above it joins the first packet that meets it, and gives order through fences only.
 
 Then all conflicting accesses of each payload cell are compared pairwise; two that neither clock covers race, whatever
-happened in this run. Words never race (they are atomic). An agent that has waited for a packet comes after it and what
-happens before it, in the cells of that packet and with its own accesses only (coherence). But packets that nothing
+happened in this run. Words never race (they are atomic). In the cells of a packet, what a wait for it happens before
+comes after it (coherence): accesses of the waiter, of its next kernel, of whom it tells. But packets that nothing
 orders race with each other, and a packet with a wait that it might unmeet.
 """
 
@@ -489,7 +489,7 @@ def conflicts(tables: Tables, execution: Execution, found: Clocks, ordered: bool
     """
     cells, steps, writes = accesses(tables, execution)
     kinds = np.concatenate((np.where(writes, WRITE, READ), np.full(len(found.polls), WAIT))).astype(np.int8)
-    has = np.concatenate((_waited_for(tables, execution, found.polls, cells, steps), found.polls[:, 2]))
+    has = np.concatenate((np.full(len(cells), -1, np.int32), found.polls[:, 2]))
     cells, steps = np.concatenate((cells, found.polls[:, 1])), np.concatenate((steps, found.polls[:, 0]))
     order = np.lexsort((steps, cells))
     cond = tables.ops[np.maximum(execution.log.op[: execution.steps], 0), t.FN]
@@ -503,25 +503,6 @@ def conflicts(tables: Tables, execution: Execution, found: Clocks, ordered: bool
         found.chain,
         ordered,
     )
-
-
-def _waited_for(
-    tables: Tables, execution: Execution, polls: np.ndarray, cells: np.ndarray, steps: np.ndarray
-) -> np.ndarray:
-    """For each access the step of the packet that its agent last waited for in the cell, -1: none."""
-    if not len(polls):
-        return np.full(len(cells), -1, np.int32)
-    agent = tables.ops[np.maximum(execution.log.op[: execution.steps], 0), t.AGENT].astype(np.int64)
-
-    def key(cell: np.ndarray, step: np.ndarray) -> np.ndarray:
-        return (cell.astype(np.int64) * len(tables.agent_start) + agent[step]) * execution.steps + step
-
-    known = key(polls[:, 1], polls[:, 0])
-    order = np.argsort(known)
-    last = np.searchsorted(known[order], key(cells, steps)) - 1
-    poll = polls[order[np.maximum(last, 0)]]
-    same = (last >= 0) & (poll[:, 1] == cells) & (agent[poll[:, 0]] == agent[steps])
-    return np.where(same, poll[:, 2], -1).astype(np.int32)
 
 
 def accesses(tables: Tables, execution: Execution) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -546,11 +527,30 @@ def accesses(tables: Tables, execution: Execution) -> tuple[np.ndarray, np.ndarr
 
 
 @njit(forceinline=True, cache=True)
-def _packet_saves(write, other, kind, has, stamp, cond, wanted, rows, time, chain):
-    """Whether step `other`, whose agent has waited for packet `has`, need not be ordered with a write of the cell."""
-    if kind == WAIT and (stamp[write] < 0 or words.met(cond[other], stamp[write], wanted[other])):
-        return True  # it leaves the wait met
-    return has >= 0 and (has == write or rows[has, chain[write]] >= time[write])
+def _leaves_met(write, wait, stamp, cond, wanted):
+    """Whether a write of a cell cannot unmeet a wait for its stamp, so that the two need no order."""
+    return stamp[write] < 0 or words.met(cond[wait], stamp[write], wanted[wait])
+
+
+@njit(cache=True)
+def _known(steps, kinds, has, rows, time, chain):
+    """What each access of a cell comes after in the cell: its clock, and more by coherence; int32 (accesses, chains).
+
+    What a wait for a packet happens before comes after that packet, and so after whatever the packet comes after in
+    the cell. A write that came before the packet after all would be overwritten by it while the wait had seen it; a
+    read would see what is older than the packet (RC11, coherence: no cycle of reads-from, happens-before and
+    modification order).
+    """
+    known = np.empty((len(steps), rows.shape[1]), np.int32)
+    for j in range(len(steps)):
+        known[j] = rows[steps[j]]
+        for i in range(j):
+            if steps[i] == steps[j]:
+                continue
+            packet = kinds[i] == WRITE and kinds[j] == WAIT and steps[i] == has[j]
+            if packet or rows[steps[j], chain[steps[i]]] >= time[steps[i]]:
+                _join(known[j], known[i])
+    return known
 
 
 @njit(cache=True)
@@ -561,21 +561,28 @@ def _all_pairs(cells, steps, kinds, has, stamp, cond, wanted, rows, time, chain,
     out = np.zeros((256, 6), np.int64)
     count = 0
     n = len(cells)
+    known = np.zeros((0, rows.shape[1]), np.int32)
     lo = 0
     while lo < n:
         hi = lo
         while hi < n and cells[hi] == cells[lo]:
             hi += 1
+        polled = np.any(kinds[lo:hi] == WAIT)
+        if polled:
+            known = _known(steps[lo:hi], kinds[lo:hi], has[lo:hi], rows, time, chain)
         for i in range(lo, hi):
             for j in range(i + 1, hi):
                 a, b = steps[i], steps[j]
                 if (kinds[i] != WRITE and kinds[j] != WRITE) or a == b or chain[a] == chain[b]:
                     continue
-                if not ordered and rows[b, chain[a]] >= time[a]:
+                if rows[b, chain[a]] >= time[a]:
+                    if not ordered:
+                        continue
+                elif polled and known[j - lo, chain[a]] >= time[a]:
                     continue
-                if kinds[i] == WRITE and _packet_saves(a, b, kinds[j], has[j], stamp, cond, wanted, rows, time, chain):
+                if kinds[j] == WAIT and _leaves_met(a, b, stamp, cond, wanted):
                     continue
-                if kinds[j] == WRITE and _packet_saves(b, a, kinds[i], has[i], stamp, cond, wanted, rows, time, chain):
+                if kinds[i] == WAIT and _leaves_met(b, a, stamp, cond, wanted):
                     continue
                 slot = ((np.int64(a) * 2654435761 + b) * 40503) & (size - 1)
                 while table[slot] >= 0 and (out[table[slot], 0] != a or out[table[slot], 1] != b):
