@@ -15,7 +15,7 @@ from lab.protocol.tables import Tables
 from lab.sim import machine as m
 from lab.sim import words
 from lab.sim.engines import engine_of
-from lab.sim.races import Execution
+from lab.sim.races import Execution, clocks
 
 
 def waiting(execution: Execution) -> list[str]:
@@ -136,7 +136,8 @@ def _stands(execution: Execution, agent: Agent, op: Op, writers: list[str]) -> s
     pc = int(execution.state.pc[agent.id])
     text = f"op {int(tables.ops[pc, t.POSITION])}: {op.describe()} ({op.site})"
     if isinstance(op, WaitStamp):
-        return text + _to_come(writers)
+        gone = _packet_met_and_gone(execution, agent, op)
+        return f"{text}; {gone}" if gone else text + _to_come(writers)
     if not isinstance(op, Wait):
         return text
     held = ", ".join(str(int(execution.state.word[word])) for word in _looked_at(execution, agent, op))
@@ -228,7 +229,35 @@ def _met_and_gone(execution: Execution, agent: Agent, op: Wait) -> str | None:
     return None
 
 
-def _operand(execution: Execution, agent: Agent, op: Wait) -> int:
+def _packet_met_and_gone(execution: Execution, agent: Agent, op: WaitStamp) -> str | None:
+    """Whether a packet met the wait, after the waiter polled it last, and was overwritten before the waiter looked."""
+    log, tables = execution.log, execution.tables
+    row = int(words.address.py_func(execution.static, execution.state, int(execution.state.pc[agent.id]), agent.id))
+    polled = tables.sources[tables.moves[row, t.M_SOURCES]]
+    wanted = tables.items[polled : polled + tables.moves[row, t.M_COUNT]]
+    value, stamp = _operand(execution, agent, op), clocks(execution).stamp
+    met = np.full(len(wanted), -1)  # by cell, the step of the packet
+    for step in np.flatnonzero(log.op[: execution.steps] >= 0):
+        op_row, move = int(log.op[step]), tables.moves[max(int(log.row[step]), 0)]
+        if int(tables.ops[op_row, t.KIND]) == t.WAIT_STAMP and int(tables.ops[op_row, t.AGENT]) == agent.id:
+            first = tables.sources[move[t.M_SOURCES]]
+            met[np.isin(wanted, tables.items[first : first + move[t.M_COUNT]])] = -1
+        if stamp[step] < 0:
+            continue
+        here = np.isin(wanted, tables.items[move[t.M_DST] : move[t.M_DST] + move[t.M_COUNT]])
+        if words.met.py_func(int(op.cond), int(stamp[step]), value):
+            met[here] = step
+        elif np.any(met[here] >= 0):
+            sent = int(met[here].max())
+            by = tables.program.agents[int(tables.ops[op_row, t.AGENT])].name
+            return (
+                f"the packet of step {sent} had stamp {int(stamp[sent])}, which meets it, and {by} overwrote it with "
+                f"stamp {int(stamp[step])} at step {step} before the waiter looked"
+            )
+    return None
+
+
+def _operand(execution: Execution, agent: Agent, op: Wait | WaitStamp) -> int:
     tables = execution.tables
     row = int(tables.ops[int(execution.state.pc[agent.id]), t.VALUE])
     return int(words.operand.py_func(tables.exprs, tables.postfix, row, execution.state.registers, agent.id))

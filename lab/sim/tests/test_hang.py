@@ -100,3 +100,35 @@ def test_a_ring_of_waiters_is_shown():
     ring = verdict.hang[-1]
     assert ring.startswith("each waits for the next: ") and "rank 0 block 0" in ring and "rank 1 block 0" in ring
     assert "still to be written by rank 1 block 0" in verdict.hang[0]
+
+
+def test_a_packet_that_was_overwritten_before_the_waiter_looked_is_named():
+    """Rank 0 clears what rank 1 has sent before it waits for it: the packet came and is gone."""
+
+    @protocol(memory=packets, world=2, bytes=512)
+    def clears_first(b: Block) -> None:
+        (peer,) = b.peers
+        b.copy(b.input, b.on(peer).packets[b.rank], stamp=1)
+        b.clear(b.mine.packets[peer], 0)
+        b.wait_stamps(b.mine.packets[peer], "==", 1)
+        b.copy(b.input, b.output)
+
+    for memory in MEMORY_MODELS:
+        hang = check(clears_first, memory=memory, executions=60, minimise=False).hang
+        gone = [line for line in hang if "before the waiter looked" in line]
+        assert gone and "had stamp 1, which meets it" in gone[0] and "overwrote it with stamp 0" in gone[0], hang
+        assert not any("before the waiter looked" in line and "nobody will write" in line for line in hang)
+
+
+def test_a_packet_that_the_waiter_has_taken_is_not_said_to_be_missed():
+    @protocol(memory=packets, world=2, bytes=512)
+    def waits_twice(b: Block) -> None:
+        (peer,) = b.peers
+        b.copy(b.input, b.on(peer).packets[b.rank], stamp=1)
+        b.wait_stamps(b.mine.packets[peer], "==", 1)
+        b.clear(b.mine.packets[peer], 0)
+        b.wait_stamps(b.mine.packets[peer], "==", 1)
+        b.copy(b.input, b.output)
+
+    (first, *_) = check(waits_twice, executions=10, minimise=False).hang
+    assert "nobody will write it any more" in first and "overwrote" not in first
