@@ -18,6 +18,7 @@ def command(
 ) -> None:
     """Repeat a schedule line; exit 1 if the execution is wrong, hangs or aborts, 0 if it is fine."""
     from lab.sim.replay import replay
+    from lab.sim.report import what_failed
 
     found = replay(line)
     if json:
@@ -26,8 +27,6 @@ def command(
         for step in found.steps:
             typer.echo(step)
         typer.echo(f"\n{found.outcome}; {found.digest}")
-        for wrong in found.wrong:
-            typer.echo(f"  {wrong}")
-        for mean in found.means:
-            typer.echo(f"  {mean}")
+        for told in what_failed(found, "wrong results:"):
+            typer.echo(told)
     raise typer.Exit(0 if found.outcome == "ok" else DEFECT)

@@ -23,7 +23,7 @@ class Replay:
         outcome: ok, wrong, hang or abort.
         steps: One line a step.
         digest: A hash of every step and of all memory at its end: equal digests are bit-identical executions.
-        wrong, means, hang, abort: As in a verdict.
+        wrong, means, hang, abort, gave_up: As in a verdict.
     """
 
     outcome: str
@@ -33,6 +33,7 @@ class Replay:
     means: tuple[str, ...]
     hang: tuple[str, ...]
     abort: str | None
+    gave_up: tuple[str, ...]
 
 
 def replay(line: str) -> Replay:
@@ -50,7 +51,16 @@ def replay(line: str) -> Replay:
         )
     found = failure_of(protocol, execution)
     steps = tuple(_told(execution, step) for step in range(execution.steps))
-    return Replay(found.kind or "ok", steps, digest(execution), found.wrong, found.means, found.hang, found.abort)
+    return Replay(
+        found.kind or "ok",
+        steps,
+        digest(execution),
+        found.wrong,
+        found.means,
+        found.hang,
+        found.abort,
+        found.gave_up,
+    )
 
 
 def digest(execution: Execution) -> str:

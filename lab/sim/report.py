@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
+from lab.sim.replay import Replay
 from lab.sim.verdict import Repair, Verdict
 
 _WRONG_SHOWN, _MEANS_SHOWN, _WAITS_SHOWN, _REPAIRS_SHOWN = 6, 4, 12, 5
@@ -35,7 +36,7 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     yield headline(verdict)
     for number, race in enumerate(verdict.races, 1):
         yield f"\nrace {number} of {len(verdict.races)} ({race.pairs} pairs of operations): {race}"
-    yield from _failing(verdict)
+    yield from what_failed(verdict, _where_wrong(verdict))
     for note in verdict.notes:
         yield f"\n{note}"
     if verdict.witness:
@@ -83,21 +84,31 @@ def _closing(title: str, repairs: list[Repair]) -> Iterator[str]:
         yield f"  and {len(repairs) - _REPAIRS_SHOWN} more (--json)"
 
 
-def _failing(verdict: Verdict) -> Iterator[str]:
-    if verdict.wrong:
-        yield f"\nwrong results in {verdict.failing} of {verdict.executions} executions; the first failing one:"
-        yield from (f"  {wrong}" for wrong in verdict.wrong[:_WRONG_SHOWN])
-        if len(verdict.wrong) > _WRONG_SHOWN:
-            yield f"  and {len(verdict.wrong) - _WRONG_SHOWN} more"
-        yield from (f"  {mean}" for mean in verdict.means[:_MEANS_SHOWN])
-    if verdict.hang:
+def _where_wrong(verdict: Verdict) -> str:
+    """In how many executions results are wrong. The one shown may be none of them: the race check's, or a witness."""
+    if verdict.failing:
+        return f"wrong results in {verdict.failing} of {verdict.executions} executions; the first failing one:"
+    if verdict.executions:
+        return f"wrong results, in none of the {verdict.executions} explored executions but in this one:"
+    return "wrong results; an execution that shows them:"
+
+
+def what_failed(found: Verdict | Replay, wrong: str) -> Iterator[str]:
+    """How an execution failed, line by line; `wrong` stands above the wrong elements."""
+    if found.wrong:
+        yield f"\n{wrong}"
+        yield from (f"  {each}" for each in found.wrong[:_WRONG_SHOWN])
+        if len(found.wrong) > _WRONG_SHOWN:
+            yield f"  and {len(found.wrong) - _WRONG_SHOWN} more"
+        yield from (f"  {mean}" for mean in found.means[:_MEANS_SHOWN])
+    if found.hang:
         yield "\nnothing can move any more:"
-        yield from _waits(verdict.hang)
-    if verdict.abort:
-        yield f"\nabort record: {verdict.abort}"
-    if verdict.gave_up:
+        yield from _waits(found.hang)
+    if found.abort:
+        yield f"\nabort record: {found.abort}"
+    if found.gave_up:
         yield "\nwhen the first bounded wait gave up, nothing else could move:"
-        yield from _waits(verdict.gave_up)
+        yield from _waits(found.gave_up)
 
 
 def _waits(lines: tuple[str, ...]) -> Iterator[str]:

@@ -9,13 +9,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from lab.cli import app
+from lab.cli.errors import DEFECT
 from lab.errors import LabError
 from lab.protocol.library import load
 from lab.protocol.program import Cache, Cond, Expr, Mapping, Order, Program, Region, Scope, Site, Span, WordRef
 from lab.protocol.tables import compile_tables
 from lab.protocol.write import SYSTEM, Config
 from lab.sim import machine as m
+from lab.sim.check import check
 from lab.sim.explore import Engine
 from lab.sim.races import execute
 from lab.sim.replay import digest, replay
@@ -244,3 +248,10 @@ def test_the_line_where_an_operation_stands_is_not_in_the_fingerprint():
     moved = replace(op, site=Site("elsewhere.py", 7, op.site.text))
     other = replace(program, agents=(replace(program.agents[0], ops=(moved,)), *program.agents[1:]))
     assert other.fingerprint() == program.fingerprint()
+
+
+def test_a_replay_says_why_it_hangs():
+    hang = check(load("mori_494"), minimise=False, repair_seconds=0)
+    shown = CliRunner().invoke(app, ["replay", hang.schedule])
+    assert shown.exit_code == DEFECT
+    assert "nothing can move any more:" in shown.output and all(line in shown.output for line in hang.hang[:3])
