@@ -41,7 +41,7 @@ from lab.protocol.program import (
 )
 
 # Columns of `Tables.ops`, one 64-byte row an operation.
-KIND, ADDR, SELECT, VALUE, DST, FN, TARGET, SYNC, COUNT, EXPECTED, AGENT, POSITION, STAMP, CLOCK = range(14)
+KIND, ADDR, SELECT, VALUE, DST, FN, TARGET, SYNC, COUNT, EXPECTED, AGENT, POSITION, STAMP, CLOCK, RESUMES = range(15)
 COLUMNS = 16
 BOUNDARY = 4  # in SYNC = order | scope << 4: a kernel starts or ends, which orders as a fence does
 MAX_DEPTH = 16  # places on the stack that evaluates an operand
@@ -125,6 +125,31 @@ class Tables:
         agent = self.program.agents[int(self.ops[pc, AGENT])]
         return agent.ops[int(self.ops[pc, POSITION])]
 
+    def successors(self, row: int) -> list[int]:
+        """Rows that may follow a row; the last row of an agent leads to one behind its end."""
+        kind, target = int(self.ops[row, KIND]), int(self.ops[row, TARGET])
+        if kind == BRANCH:
+            return [target] if self.ops[row, VALUE] < 0 else [row + 1, target]
+        return [row + 1, target] if kind in (WAIT, WAIT_STAMP) and target >= 0 else [row + 1]
+
+    def resumes(self, row: int) -> bool:
+        """Whether an agent whose wait at `row` gives up may go on behind it; if not, it returns, which is an abort.
+
+        Where nothing follows the wait but the end of the kernel, to go on is to return.
+        """
+        behind, end = row + 1, int(self.agent_end[self.ops[row, AGENT]])
+        if behind == end or self.op(behind).phase == "kernel end":
+            return False
+        todo, seen = [int(self.ops[row, TARGET])], {row}
+        while todo:
+            now = todo.pop()
+            if now == behind:
+                return True
+            if now < end and now not in seen:
+                seen.add(now)
+                todo += self.successors(now)
+        return False
+
     def words_of(self, row: int) -> list[int]:
         """The word ids that a load, store, read-modify-write or wait at row `row` may touch, each once."""
         ref = self.op(row).word  # type: ignore[attr-defined]
@@ -206,7 +231,7 @@ class _Compiler:
             (dst for agent in program.agents for op in agent.ops if isinstance(dst := getattr(op, "dst", None), int)),
             default=0,
         )
-        return Tables(
+        tables = Tables(
             program=program,
             ops=rows,
             exprs=_array(self.exprs, np.int64, 3),
@@ -225,6 +250,9 @@ class _Compiler:
             **self.word_arrays,  # type: ignore[arg-type]
             **self.cell_arrays,
         )
+        for row in np.flatnonzero(np.isin(rows[:, KIND], (WAIT, WAIT_STAMP)) & (rows[:, TARGET] >= 0)).tolist():
+            rows[row, RESUMES] = tables.resumes(row)
+        return tables
 
     # -- words ---------------------------------------------------------------------------------------------------------
 

@@ -126,8 +126,7 @@ def check(
     small, sought = _smallest(protocol, config, memory, races if minimise else (), seed, found, until, phase)
     if not minimise:
         sought = len(races)
-    failing = _failing(tables, memory, found, report.execution, small)
-    failure = Failure() if failing is None else failure_of(protocol, failing)
+    failing, failure = _failing(protocol, tables, memory, found, report.execution, small)
     verdict = _verdict(protocol, config, program, memory, races, found, failing, failure, small, sought)
     raced = 1 if why_not is None else RACE_CHECKED + 1
     verdict = replace(verdict, proof=proof(program, memory, why_not, bool(races), everywhere, raced, found, searched))
@@ -168,14 +167,22 @@ def witnesses(
 
 
 def _failing(
-    tables: Tables, memory: str, found: Exploration, first: Execution, small: dict[int, Witness]
-) -> Execution | None:
-    """An execution that fails: of the exploration, else the first one, else a witness."""
+    protocol: Protocol,
+    tables: Tables,
+    memory: str,
+    found: Exploration,
+    first: Execution,
+    small: dict[int, Witness],
+) -> tuple[Execution | None, Failure]:
+    """An execution that fails, and how: of the exploration, else the first one, else a witness."""
     if found.failure is not None:
-        return execute(tables, memory, m.REPLAY, choices=found.failure[2])
-    if first.outcome == m.HANG or first.state.counts[m.C_WRONG] or first.state.counts[m.C_TIMEOUTS]:
-        return first
-    return next((witness.execution for witness in small.values()), None)
+        failing = execute(tables, memory, m.REPLAY, choices=found.failure[2])
+        return failing, failure_of(protocol, failing)
+    for execution in (first, *(witness.execution for witness in small.values())):
+        failure = failure_of(protocol, execution)
+        if failure.kind:
+            return execution, failure
+    return None, Failure()
 
 
 def _smallest(

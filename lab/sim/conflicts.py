@@ -29,16 +29,6 @@ def written_cells(tables: Tables) -> np.ndarray:
     return np.unique(np.concatenate(found)).astype(np.int64) if found else np.zeros(0, np.int64)
 
 
-def _successors(tables: Tables, row: int) -> list[int]:
-    """Rows that may follow a row of the tables."""
-    op = tables.ops[row]
-    if op[t.KIND] == t.BRANCH:
-        return [int(op[t.TARGET])] if op[t.VALUE] < 0 else [row + 1, int(op[t.TARGET])]
-    if op[t.KIND] in (t.WAIT, t.WAIT_STAMP) and op[t.TARGET] >= 0:
-        return [row + 1, int(op[t.TARGET])]
-    return [row + 1]
-
-
 def lowest_reachable(tables: Tables) -> np.ndarray:
     """int32, for each row (and the end of each agent): the lowest row that can be reached from it, itself included."""
     n = len(tables.ops)
@@ -49,7 +39,7 @@ def lowest_reachable(tables: Tables) -> np.ndarray:
         for agent in range(len(tables.agent_start)):
             end = int(tables.agent_end[agent])
             for row in range(end - 1, int(tables.agent_start[agent]) - 1, -1):
-                best = min([int(lowest[row])] + [int(lowest[k]) for k in _successors(tables, row) if k < end])
+                best = min([int(lowest[row])] + [int(lowest[k]) for k in tables.successors(row) if k < end])
                 if best < lowest[row]:
                     lowest[row] = best
                     changed = True
@@ -261,7 +251,7 @@ def _passed(tables: Tables, lowest: np.ndarray) -> np.ndarray:
     found = np.zeros((n + 1, agents), np.int64)
     before: list[list[int]] = [[] for _ in range(n + 1)]
     for row in range(n):
-        for k in _successors(tables, row):
+        for k in tables.successors(row):
             if k < tables.agent_end[tables.ops[row, t.AGENT]]:
                 before[k].append(row)
     after = np.zeros((n, agents), np.int64)

@@ -123,7 +123,7 @@ class Plan:
         totals = m.new_totals()
         for number in range(first, min(first + count, len(self))):
             outcome, _ = engine.follow(self.choices(number))
-            failed = (bool(engine.wrong), outcome == m.HANG, bool(engine.timeouts))
+            failed = (bool(engine.wrong), outcome == m.HANG, engine.aborted)
             totals[m.T_RUNS] += 1
             totals[[m.T_WRONG, m.T_HANGS, m.T_ABORTS]] += failed
             totals[m.T_OPS] += engine.state.counts[m.C_OPS]

@@ -34,7 +34,8 @@ class Exploration:
     """What was explored so far.
 
     Attributes:
-        executions, wrong, hangs, aborts: Executions in all, with a wrong element, without an end, with a timeout.
+        executions, wrong, hangs, aborts: Executions in all, with a wrong element, without an end, with an agent that
+            gave up waiting and returned (a wait that resumes is no abort).
         failure: (scheduler, seed, choices) of the failing execution with the lowest seed; where several schedulers
             fail at that seed, of the one named first.
         stopped: Why it ended early (Ctrl-C, deadline); None when the budget was used up.
@@ -106,6 +107,11 @@ class Engine:
     def timeouts(self) -> int:
         """Timeouts of the last run."""
         return int(self.state.counts[m.C_TIMEOUTS])
+
+    @property
+    def aborted(self) -> bool:
+        """Whether an agent gave up waiting and returned in the last run."""
+        return bool(self.state.counts[m.C_ABORTS])
 
 
 class Seeds(NamedTuple):

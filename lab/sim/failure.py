@@ -1,4 +1,8 @@
-"""How an execution failed: wrong elements and what they average to, who waits for what, the protocol's abort record."""
+"""How an execution failed: wrong elements and what they average to, who waits for what, whether and why it aborted.
+
+An execution aborts if the protocol's record says so, or if a bounded wait gave up and its agent returned. A wait that
+gives up and goes on (`resume`) is part of the protocol: what it spoils shows as wrong elements or as a hang.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from lab.sim.races import Execution
 from lab.sim.values import outputs
 from lab.sim.verdict import Wrong
 
-_NO_RECORD = "a bounded wait gave up; the protocol writes no abort record"
+_NO_RECORD = "a bounded wait gave up and its agent returned; the protocol writes no abort record"
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Failure:
 def failure_of(protocol: Protocol, execution: Execution) -> Failure:
     """What went wrong in an execution of `protocol`."""
     abort = abort_record(protocol, execution)
-    if abort is None and execution.state.counts[m.C_TIMEOUTS]:
+    if abort is None and execution.state.counts[m.C_ABORTS]:
         abort = _NO_RECORD
     if not execution.state.counts[m.C_WRONG]:
         wrong, means = (), ()

@@ -22,6 +22,7 @@ from lab.protocol import tables as t
 from lab.protocol.program import Memory, Scope
 from lab.sim import words
 from lab.sim.scheduler import (  # noqa: F401 (what callers of an engine need is found on it)
+    C_ABORTS,
     C_ENABLED,
     C_OPS,
     C_POLLERS,
@@ -62,6 +63,7 @@ from lab.sim.scheduler import (  # noqa: F401 (what callers of an engine need is
     disable,
     draw_change_points,
     enable,
+    give_up,
     highest,
     lowest,
     may_time_out,
@@ -226,7 +228,7 @@ def new_state(s: Static, registers: int) -> State:
         outstanding=np.zeros((agents, s.world), np.int32),
         priority=np.zeros(entities, np.int64),
         unsettled=np.zeros(4 * agents + 4, np.int32),
-        counts=np.zeros(8, np.int64),
+        counts=np.zeros(C_ABORTS + 1, np.int64),
     )
 
 
@@ -661,9 +663,7 @@ def _run(s, st, log, policy, seed, choices, change_points, early_timeout, max_st
             if log.level == LEVEL_FULL:
                 log.op[step] = -2
                 log.row[step] = st.pc[agent]
-            st.pc[agent] = s.ops[st.pc[agent], t.TARGET]
-            st.counts[C_TIMEOUTS] += 1
-            unsettle(st, agent)
+            give_up(s, st, agent)
         step += 1
         st.counts[C_STEPS] = step
         if stop_on_wrong and st.counts[C_WRONG]:

@@ -24,7 +24,7 @@ RANDOM, REPLAY, RUN_ON, PCT, TOLERANT = range(5)
 # stores under way, a wait for several words or for packets, none.
 NO_MOVE, READY, PARKED, DRAINING, POLLING, FINISHED = range(6)
 # Positions in State.counts; each engine adds its own behind them.
-C_ENABLED, C_STEPS, C_WRONG, C_WRONG_OPS, C_TIMEOUTS, C_OPS, C_POLLERS, C_UNSETTLED = range(8)
+C_ENABLED, C_STEPS, C_WRONG, C_WRONG_OPS, C_TIMEOUTS, C_OPS, C_POLLERS, C_UNSETTLED, C_ABORTS = range(9)
 # Totals of `batch`; T_FIRST is the first failing seed, -1: none.
 T_RUNS, T_WRONG, T_HANGS, T_ABORTS, T_OPS, T_FIRST = range(6)
 PCT_DEPTH = 3  # unless a run asks for another
@@ -190,6 +190,15 @@ def timed_out(s, st, x, early):
     return -1
 
 
+@njit(forceinline=True, cache=True, _nrt=False)
+def give_up(s, st, agent):
+    """An agent's bounded wait gives up: its handler comes next. That is an abort if the agent returns after it."""
+    st.counts[C_TIMEOUTS] += 1
+    st.counts[C_ABORTS] += s.ops[st.pc[agent], t.RESUMES] == 0
+    st.pc[agent] = s.ops[st.pc[agent], t.TARGET]
+    unsettle(st, agent)
+
+
 @njit(cache=True, _nrt=False)
 def stopped(s, st):
     """HANG or DONE, when nothing can move. A kernel that was never launched waits at its first operation."""
@@ -275,7 +284,7 @@ def new_totals() -> np.ndarray:
 @njit(forceinline=True, cache=True, _nrt=False)
 def add_up(st, totals, seed, outcome):
     """Add a run to the totals of its batch."""
-    wrong, aborted = st.counts[C_WRONG] > 0, st.counts[C_TIMEOUTS] > 0
+    wrong, aborted = st.counts[C_WRONG] > 0, st.counts[C_ABORTS] > 0
     totals[T_RUNS] += 1
     totals[T_WRONG] += wrong
     totals[T_HANGS] += outcome == HANG

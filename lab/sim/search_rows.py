@@ -19,7 +19,7 @@ from lab.protocol import tables as t
 from lab.protocol.tables import Tables
 from lab.sim import conflicts
 from lab.sim import machine as m
-from lab.sim.scheduler import enable, may_time_out, unsettle
+from lab.sim.scheduler import enable, give_up, may_time_out
 from lab.sim.search_states import (
     FAILED,
     FINISHED,
@@ -344,14 +344,14 @@ def _explore(
             else:
                 agent = entity - timeouts
                 m._unpark(s, st, agent)
-                st.pc[agent] = s.ops[st.pc[agent], t.TARGET]
-                st.status[agent] = 0
-                unsettle(st, agent)
-                counts[N_ABORTS] += 1
+                st.status[agent] = m.NO_MOVE
+                give_up(s, st, agent)
             counts[N_TRANSITIONS] += 1
             wrong = st.counts[m.C_WRONG] > 0
             counts[N_WRONG] += wrong
-            failed = wrong or entity >= timeouts
+            aborted = st.counts[m.C_ABORTS] > 0
+            counts[N_ABORTS] += aborted
+            failed = wrong or aborted
             if failed:
                 if counts[N_FAILED] < 0:
                     counts[N_FAILED] = head

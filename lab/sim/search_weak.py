@@ -178,7 +178,7 @@ class WeakSearch:
         """A schedule to its first failure, or to where `chosen` ends, with the steps that had no alternative."""
         self._load(0)
         made: list[int] = []
-        while not self.state.counts[m.C_WRONG] and not self.state.counts[m.C_TIMEOUTS]:
+        while not self.state.counts[m.C_WRONG] and not self.state.counts[m.C_ABORTS]:
             moves = self._moves()
             forced = self.reduce and len(moves) == 1 and made  # the first step of all is recorded, forced or not
             if not moves or not (forced or chosen):
@@ -423,8 +423,8 @@ def _explore(
                     _fails(counts, failed_choice, head, moves[0, k])
                     break
                 _make(s, st, log, entity)
-                wrong, aborted = st.counts[m.C_WRONG] > 0, st.counts[m.C_TIMEOUTS] > 0
-                st.counts[m.C_WRONG] = st.counts[m.C_TIMEOUTS] = 0
+                wrong, aborted = st.counts[m.C_WRONG] > 0, st.counts[m.C_ABORTS] > 0
+                st.counts[m.C_WRONG] = st.counts[m.C_ABORTS] = 0
                 counts[N_WRONG] += wrong
                 counts[N_ABORTS] += aborted
                 if wrong or aborted:

@@ -70,6 +70,7 @@ from lab.sim.scheduler import (  # noqa: F401 (`new_log` belongs to an engine: s
     disable,
     draw_change_points,
     enable,
+    give_up,
     highest,
     lowest,
     may_time_out,
@@ -579,9 +580,7 @@ def move_on(s, st, log, agent, step, given, gives_up, x, stale):
     if s.ops[st.pc[agent], t.CLOCK] > 0:
         h.arrive(s.uncached, st.words, st.word_head)
         _wake_waiting(st)
-    st.pc[agent] = s.ops[st.pc[agent], t.TARGET]
-    st.counts[C_TIMEOUTS] += 1
-    unsettle(st, agent)
+    give_up(s, st, agent)
     return given
 
 

@@ -23,7 +23,7 @@ GLUED = RELEASED = STAMP
 WORD_COLUMNS, CELL_COLUMNS, PACKET_COLUMNS = 12, 8, 11  # cells have the snapshots too where there are packets
 READ, MATCH, PLACE, SWAP = range(4)  # what an operation asks of a history
 STALE_READ, EARLY_WRITE = 1, 2  # choices of a payload operation, added up
-C_RECORDS = 8  # position in State.counts of the number of records
+C_RECORDS = 9  # position in State.counts of the number of records
 
 
 @njit(cache=True, _nrt=False)

@@ -11,11 +11,14 @@ import pytest
 
 from lab.protocol.library import load
 from lab.protocol.tables import compile_tables
+from lab.protocol.write import ACQUIRE, DEVICE, RELAXED, RELEASE, SYSTEM, UNCACHED, Block, Declare, protocol
 from lab.sim import machine as m
 from lab.sim.check import check, witnesses
-from lab.sim.explore import explore
+from lab.sim.explore import Engine, explore
 from lab.sim.notes import story
 from lab.sim.races import execute, find_races
+from lab.sim.report import report
+from lab.sim.search import search
 
 # ---- D1 and D2
 
@@ -190,3 +193,58 @@ def test_a_second_run_of_the_command_is_quick(options, most):
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(spent) < most, f"{min(spent):.2f} s of processor time"
+
+
+# ---- waits that give up
+
+
+def retried(m: Declare) -> None:
+    m.payload("inbox", m.max_elements, UNCACHED, parity=2, source=m.world)
+    m.words("flag", m.world)
+    m.words("late")
+
+
+@protocol(memory=retried, world=2, blocks=1, bytes=512, calls=3, options={"then": "wait again"})
+def gives_up_and(b: Block) -> None:
+    """A bounded wait that counts how often it was late, and then waits again, reads at once, or returns."""
+    p, then = b.call % 2, b.options["then"]
+    for j in b.peers:
+        b.copy(b.input, b.on(j).inbox[p, b.rank])
+    b.barrier()
+    for j in b.peers:
+        b.leader.store(b.on(j).flag[b.rank], b.call, RELEASE, SYSTEM)
+    for j in b.peers:
+        flag = b.mine.flag[j]
+
+        def late() -> None:
+            b.leader.add(b.mine.late, 1, RELAXED, DEVICE)
+
+        b.leader.wait(flag, ">=", b.call, ACQUIRE, SYSTEM, 100, late, resume=then != "return")
+        if then == "wait again":
+            b.leader.wait(flag, ">=", b.call, ACQUIRE, SYSTEM)
+    b.barrier()
+    b.reduce([b.input if j == b.rank else b.mine.inbox[p, j] for j in range(b.world)], b.output)
+
+
+@pytest.mark.parametrize("memory", ["sc", "posted", "weak"])
+@pytest.mark.parametrize(("then", "verdict"), [("wait again", "ok"), ("read", "wrong"), ("return", "abort")])
+def test_a_wait_that_gives_up_aborts_only_where_the_agent_returns(then, verdict, memory):
+    """What a wait that goes on spoils are values; giving up is no fault by itself."""
+    config = gives_up_and.config(options=(("then", then),))
+    found = check(
+        gives_up_and, config, memory=memory, early_timeout=0.05, executions=200, minimise=False, repair_seconds=0
+    )
+    assert found.verdict == verdict and bool(found.failing) == (verdict != "ok")
+    tables = compile_tables(gives_up_and.program(config))
+    searched = search(tables, memory, early_timeouts=True, limit_states=100_000, deadline=20)
+    assert searched.abort == (verdict == "abort") and (verdict != "ok" or not searched.failed)
+    engine = Engine(tables, memory)
+    totals = engine.batch("random", 0, 50, int(0.05 * 2**32))
+    assert bool(totals[m.T_ABORTS]) == (verdict == "abort")
+
+
+def test_a_search_that_meets_its_deadline_does_not_count_executions_that_there_are_not():
+    found = check(load("seed_two_shot"), schedulers=("exhaustive",), deadline=0.5, repair_seconds=0)
+    assert found.wrong and not found.executions
+    told = report(found)
+    assert "wrong results; an execution that shows them:" in told and "0 of 0" not in told
