@@ -7,6 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lab.cli.errors import DEFECT, INTERRUPTED, say
+from lab.cli.options import (
+    Blocks,
+    Bytes,
+    Calls,
+    Dtype,
+    Gate,
+    Gpus,
+    Name,
+    Resident,
+    Scenario,
+    Settings,
+    Waves,
+    World,
+)
 from lab.cli.output import emit_json
 from lab.cli.progress import telling
 
@@ -15,32 +29,18 @@ if TYPE_CHECKING:
 
 
 def command(
-    protocol: Annotated[
-        str, typer.Argument(help="A name from `lab list`, or my_protocol.py:name.", metavar="NAME_OR_FILE")
-    ],
-    world: Annotated[int | None, typer.Option(help="Ranks, 2 to 8.")] = None,
-    blocks: Annotated[
-        int | None, typer.Option(help="Most blocks of a launch; the protocol's own grid otherwise.")
-    ] = None,
-    calls: Annotated[int | None, typer.Option(help="Calls of each rank.")] = None,
-    nbytes: Annotated[
-        str | None,
-        typer.Option("--bytes", help="Message size: 65536, 64KiB; several with commas are cycled over the calls."),
-    ] = None,
-    gate: Annotated[str | None, typer.Option(help="Largest message the staging is laid out for.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="fp16, bf16 or fp32.")] = None,
-    waves: Annotated[int | None, typer.Option(help="Waves a block; 1 makes a block one agent.")] = None,
-    resident: Annotated[
-        int | None,
-        typer.Option(help="Blocks that a GPU runs at once; the others wait for a slot. Unlimited otherwise."),
-    ] = None,
-    gpus: Annotated[
-        int | None, typer.Option(help="With --resident: GPUs that the ranks share; each rank has its own otherwise.")
-    ] = None,
-    scenario: Annotated[
-        str | None, typer.Option(help="What the hosts do: back_to_back, isolated, or the protocol's own.")
-    ] = None,
-    option: Annotated[list[str] | None, typer.Option("--set", help="An option of the protocol, NAME=VALUE.")] = None,
+    protocol: Name,
+    world: World = None,
+    blocks: Blocks = None,
+    calls: Calls = None,
+    nbytes: Bytes = None,
+    gate: Gate = None,
+    dtype: Dtype = None,
+    waves: Waves = None,
+    resident: Resident = None,
+    gpus: Gpus = None,
+    scenario: Scenario = None,
+    option: Settings = None,
     memory: Annotated[str, typer.Option(help="Memory model of the exploration: sc, posted or weak.")] = "sc",
     schedulers: Annotated[
         str,

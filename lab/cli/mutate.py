@@ -7,6 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lab.cli.errors import DEFECT, INTERRUPTED, say
+from lab.cli.options import (
+    Blocks,
+    Bytes,
+    Calls,
+    Dtype,
+    Gate,
+    Gpus,
+    Name,
+    Resident,
+    Scenario,
+    Settings,
+    Waves,
+    World,
+)
 from lab.cli.output import emit_json
 from lab.errors import LabError
 
@@ -15,14 +29,18 @@ if TYPE_CHECKING:
 
 
 def command(
-    protocol: Annotated[
-        str, typer.Argument(help="A name from `lab list`, or my_protocol.py:name.", metavar="NAME_OR_FILE")
-    ],
-    world: Annotated[int | None, typer.Option(help="Ranks.")] = 2,
-    blocks: Annotated[int | None, typer.Option(help="Most blocks of a launch.")] = 2,
-    calls: Annotated[int | None, typer.Option(help="Calls of each rank.")] = 3,
-    nbytes: Annotated[str | None, typer.Option("--bytes", help="Message size; several with commas.")] = None,
-    option: Annotated[list[str] | None, typer.Option("--set", help="An option of the protocol, NAME=VALUE.")] = None,
+    protocol: Name,
+    world: World = 2,
+    blocks: Blocks = 2,
+    calls: Calls = 3,
+    nbytes: Bytes = None,
+    gate: Gate = None,
+    dtype: Dtype = None,
+    waves: Waves = None,
+    resident: Resident = None,
+    gpus: Gpus = None,
+    scenario: Scenario = None,
+    option: Settings = None,
     states: Annotated[int, typer.Option(help="States of an exhaustive search, at most.", min=1)] = 1_000_000,
     seed: Annotated[int, typer.Option(help="Seed of the exploration.", min=0)] = 0,
     workers: Annotated[int, typer.Option(help="Processes that judge.", min=1)] = 1,
@@ -45,10 +63,12 @@ def command(
         blocks=blocks,
         calls=calls,
         nbytes=nbytes,
-        gate=None,
-        dtype=None,
-        waves=None,
-        scenario=None,
+        gate=gate,
+        dtype=dtype,
+        waves=waves,
+        resident=resident,
+        gpus=gpus,
+        scenario=scenario,
         settings=option or [],
     )
     program = found.program(config)

@@ -36,8 +36,8 @@ def configured(
     gate: str | None,
     dtype: str | None,
     waves: int | None,
-    resident: int | None = None,
-    gpus: int | None = None,
+    resident: int | None,
+    gpus: int | None,
     scenario: str | None,
     settings: list[str],
 ) -> tuple[Protocol, Config]:

@@ -3,6 +3,9 @@
 import json
 from collections import Counter
 
+import pytest
+from typer.testing import CliRunner
+
 from lab import cli
 from lab.protocol.library import load
 from lab.sim.mutate import judge, mutants
@@ -51,3 +54,23 @@ def test_a_protocol_that_is_wrong_as_it_stands_is_refused(capsys):
     assert "its mutants say nothing" in capsys.readouterr().err
     assert cli.main(["slack", "seed_two_shot"]) == 2
     assert "nothing can be called spare" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["mutate", "slack"])
+def test_few_slots_are_judged_as_check_judges_them(command, capsys):
+    """The meeting of a grid hangs where a GPU cannot hold all of its blocks: what check says of it they say too."""
+    few = ["repaired_two_shot", "--world", "2", "--blocks", "2", "--calls", "2", "--resident", "1"]
+    assert cli.main(["check", *few, "--repair-seconds", "0"]) == 1
+    assert "HANG" in capsys.readouterr().out
+    assert cli.main([command, *few]) == 2
+    assert "is hang as it stands" in capsys.readouterr().err
+    shared = ["one_shot", "--world", "2", "--calls", "2", "--gpus", "1"]
+    assert cli.main([command, *shared]) == 2  # check refuses it too: slots are shared only where they are few
+    assert "resident" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["check", "mutate", "slack"])
+def test_commands_on_a_protocol_take_the_same_options(command):
+    shown = CliRunner().invoke(cli.app, [command, "--help"], env={"COLUMNS": "200"}).output
+    wanted = ("world", "blocks", "calls", "bytes", "gate", "dtype", "waves", "resident", "gpus", "scenario", "set")
+    assert [name for name in wanted if f"--{name} " not in shown] == []
