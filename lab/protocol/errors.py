@@ -14,7 +14,19 @@ from lab.protocol.program import Site
 
 _LANGUAGE = frozenset(
     str(Path(__file__).parent / f"{name}.py")
-    for name in ("errors", "layout", "memory", "expr", "record", "block", "host", "build", "dispatch", "write")
+    for name in (
+        "errors",
+        "layout",
+        "memory",
+        "expr",
+        "record",
+        "block",
+        "host",
+        "build",
+        "dispatch",
+        "early_start",
+        "write",
+    )
 )
 
 

@@ -25,6 +25,7 @@ from lab.protocol.write import (
 )
 from lab.sim import machine as m
 from lab.sim.check import check
+from lab.sim.mutate import judge, mutants
 from lab.sim.races import execute
 
 KERNELS = ("one_shot", "two_shot", "low_latency")
@@ -326,6 +327,16 @@ def test_a_third_launch_beside_the_first_would_do_no_harm(name, scenario, monkey
     monkeypatch.setattr(f"lab.protocol.{name}.begin_call", lets_before_the_wait)
     verdict = verdict_of(name, scenario, world=3, blocks=3, calls=4)
     assert verdict.verdict == "ok" and EVERYWHERE in verdict.proof, verdict
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_mutant_of_an_early_start_is_caught_or_proved_to_be_slack(name):
+    """Letting the successor start is slack: without it, that starts later."""
+    program = load(name).program(world=2, blocks=2, bytes=(2048,), calls=3, scenario="overlapped")
+    outcomes = [(o.state, o.mutant.what, o.mutant.line) for o in map(judge, mutants(program))]
+    assert [o for o in outcomes if o[0] == "survived"] == []
+    begins = {(state, what) for state, what, line in outcomes if "_successor, " in line or "_predecessor, " in line}
+    assert {("caught", "drop the fence"), ("caught", "drop the wait"), ("slack", "drop the rmw")} <= begins
 
 
 # ---- neighbours in the stream
