@@ -37,9 +37,9 @@ def write_epoch(b: Block, epoch: Reg) -> None:
 
 
 def publish_to_successor(b: Block) -> None:
-    """Every thread releases what it has stored, and no thread goes on before all have."""
-    b.fence(RELEASE, DEVICE)
+    """No thread goes on before all have stored; then each releases what all have: any may let the successor start."""
     b.barrier()
+    b.fence(RELEASE, DEVICE)
 
 
 def start_after_predecessor(b: Block) -> None:

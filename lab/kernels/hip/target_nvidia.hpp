@@ -23,10 +23,11 @@ LAB_DEVICE bool starts_early(bool early) {
 #endif
 }
 /// Seen on two H200 when the stores were not waited for: a block of the successor read its number from
-/// before, and the peers waited for it in vain.
+/// before, and the peers waited for it in vain. One thread of every block is enough to let the successor
+/// start, so each releases what all of them have stored: its fence is behind the barrier.
 LAB_DEVICE void publish_to_successor() {
+    block_barrier();
     __threadfence();
-    block_barrier(); // one thread of every block is enough to let the successor start
 }
 /// Without Call::early, both instructions do nothing.
 LAB_DEVICE void start_after_predecessor() {
