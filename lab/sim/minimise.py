@@ -160,8 +160,23 @@ def _shorten(witness: Witness, memory: str, key: Key, deadline: Deadline) -> Wit
             else:
                 at += size
         size //= 2
-    needed = np.concatenate([np.zeros(0, np.int32), *runs]).astype(np.int32)
-    return replace(best, choices=needed)
+    return replace(best, choices=_needed(engine, best.choices))
+
+
+def _needed(engine: Engine, choices: np.ndarray) -> np.ndarray:
+    """The shortest start of an execution's choices behind which every agent runs on as it does there.
+
+    Every longer start repeats the execution too, so halving finds it.
+    """
+    low, high = 0, len(choices)
+    while low < high:
+        middle = (low + high) // 2
+        _, made = engine.follow(choices[:middle], m.REPLAY)
+        if np.array_equal(made, choices):
+            high = middle
+        else:
+            low = middle + 1
+    return choices[:low]
 
 
 def _runs(choices: np.ndarray) -> list[np.ndarray]:

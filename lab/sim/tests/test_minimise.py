@@ -11,6 +11,7 @@ from lab.sim.check import check, witnesses
 from lab.sim.explore import Engine
 from lab.sim.minimise import _explained, _runs, key_of
 from lab.sim.races import execute, find_races
+from lab.sim.replay import digest, replay
 
 
 def shown(memory: str = "sc"):
@@ -40,6 +41,22 @@ def test_a_witness_repeats_and_shows_its_own_race():
         assert again.state.counts[m.C_WRONG] == pair.execution.state.counts[m.C_WRONG] > 0
         assert key in {key_of(race) for race in find_races(pair.execution.tables).races}
         assert pair.explainer.race_key(pair.fault) == key
+
+
+REUSED = ("aiter_3514", "aiter_4084", "aiter_3928", "seed_two_shot")
+
+
+@pytest.mark.parametrize("memory", ["sc", "posted", "weak"])
+@pytest.mark.parametrize("name", REUSED)
+def test_the_line_of_every_witness_repeats_it(name, memory):
+    protocol = load(name)
+    config = protocol.config(world=2, blocks=2, calls=3) if name == "seed_two_shot" else protocol.config()
+    small = [witness for _, witness in witnesses(protocol, config, memory) if witness]
+    for witness in small:
+        again = replay(witness.line(protocol))
+        assert again.outcome == "wrong"
+        assert again.digest == digest(witness.execution)
+    assert small
 
 
 def test_the_witness_of_a_seed_is_always_the_same():
