@@ -132,23 +132,38 @@ class Tables:
             return [target] if self.ops[row, VALUE] < 0 else [row + 1, target]
         return [row + 1, target] if kind in (WAIT, WAIT_STAMP) and target >= 0 else [row + 1]
 
-    def resumes(self, row: int) -> bool:
-        """Whether an agent whose wait at `row` gives up may go on behind it; if not, it returns, which is an abort.
+    def resumes(self) -> np.ndarray:
+        """bool, one a row: a bounded wait after whose handler the agent goes on; after the others it returns.
 
-        Where nothing follows the wait but the end of the kernel, to go on is to return.
+        To go on is to come back to where an agent gets that never gives up. Where nothing is left there but the end of
+        the kernel, that is to return.
         """
-        behind, end = row + 1, int(self.agent_end[self.ops[row, AGENT]])
-        if behind == end or self.op(behind).phase == "kernel end":
-            return False
-        todo, seen = [int(self.ops[row, TARGET])], {row}
+        found = np.zeros(len(self.ops), bool)
+        bounded = np.isin(self.ops[:, KIND], (WAIT, WAIT_STAMP)) & (self.ops[:, TARGET] >= 0)
+        for agent in np.unique(self.ops[bounded, AGENT]).tolist():
+            start, end = int(self.agent_start[agent]), int(self.agent_end[agent])
+            patient = self._reached(start, end, {end}, gives_up=False)
+            left = {row for row in patient if self.op(row).phase != "kernel end"}
+            goes_on: dict[int, bool] = {}
+            for row in np.flatnonzero(bounded[start:end]) + start:
+                target = int(self.ops[row, TARGET])
+                if target not in goes_on:
+                    goes_on[target] = not left.isdisjoint(self._reached(target, end, patient, gives_up=True))
+                found[row] = goes_on[target]
+        return found
+
+    def _reached(self, row: int, end: int, stop: set[int], gives_up: bool) -> set[int]:
+        """Rows of an agent, before `end`, that can be reached from a row, without going on from those in `stop`."""
+        todo, seen = [row], set()
         while todo:
             now = todo.pop()
-            if now == behind:
-                return True
-            if now < end and now not in seen:
-                seen.add(now)
-                todo += self.successors(now)
-        return False
+            if now >= end or now in seen:
+                continue
+            seen.add(now)
+            if now not in stop:
+                waits = int(self.ops[now, KIND]) in (WAIT, WAIT_STAMP)
+                todo += [now + 1] if waits and not gives_up else self.successors(now)
+        return seen
 
     def words_of(self, row: int) -> list[int]:
         """The word ids that a load, store, read-modify-write or wait at row `row` may touch, each once."""
@@ -250,8 +265,7 @@ class _Compiler:
             **self.word_arrays,  # type: ignore[arg-type]
             **self.cell_arrays,
         )
-        for row in np.flatnonzero(np.isin(rows[:, KIND], (WAIT, WAIT_STAMP)) & (rows[:, TARGET] >= 0)).tolist():
-            rows[row, RESUMES] = tables.resumes(row)
+        rows[:, RESUMES] = tables.resumes()
         return tables
 
     # -- words ---------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class Exploration:
 
     Attributes:
         executions, wrong, hangs, aborts: Executions in all, with a wrong element, without an end, with an agent that
-            gave up waiting and returned (a wait that resumes is no abort).
+            gave up waiting and returned (one that goes on is no abort).
         failure: (scheduler, seed, choices) of the failing execution with the lowest seed; where several schedulers
             fail at that seed, of the one named first.
         stopped: Why it ended early (Ctrl-C, deadline); None when the budget was used up.

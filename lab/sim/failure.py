@@ -1,7 +1,7 @@
 """How an execution failed: wrong elements and what they average to, who waits for what, whether and why it aborted.
 
 An execution aborts if the protocol's record says so, or if a bounded wait gave up and its agent returned. A wait that
-gives up and goes on (`resume`) is part of the protocol: what it spoils shows as wrong elements or as a hang.
+gives up and goes on (`rescue`) is part of the protocol: what it spoils shows as wrong elements or as a hang.
 """
 
 from __future__ import annotations
