@@ -127,11 +127,13 @@ def test_a_read_does_not_pass_what_another_wave_stored_before_the_barrier():
     assert check_models(threads, {"D": 1, "E": 0, "x": 0, "y": 0, "z": 0}, "posted", 60, waves=True)
 
 
+@pytest.mark.parametrize("writer", [0, 1])
 @pytest.mark.parametrize("form", ["full", "reduced by the text", "reduced by the must order"])
-def test_what_a_wave_did_not_hand_over_is_not_released_by_another(form):
+def test_what_a_wave_did_not_hand_over_is_not_released_by_another(form, writer):
     """Without the barrier the read of rank 2 may be early: a search shows both ends, reduced or not."""
-    threads, homes = _waves(Step("put", "D"))
-    threads = ((0, threads[0][1][1:]), (0, threads[1][1][:1]), threads[2])
+    ((_, tells), (_, stores), reader), homes = _waves(Step("put", "D"))
+    waves = ((0, tells[1:]), (0, stores[:1]))
+    threads = (*(waves if writer else waves[::-1]), reader)
     tables = compile_tables(as_waves(spread_program_of(threads, homes)))
     assert find_races(tables).races
     straight = straighten(tables, "posted") if form == "reduced by the must order" else None
