@@ -58,15 +58,14 @@ def test_a_protocol_that_is_wrong_as_it_stands_is_refused(capsys):
 
 @pytest.mark.parametrize("command", ["mutate", "slack"])
 def test_few_slots_are_judged_as_check_judges_them(command, capsys):
-    """The meeting of a grid hangs where a GPU cannot hold all of its blocks: what check says of it they say too."""
+    """A GPU that cannot hold both blocks of a grid barrier gives up: where check says so, nothing is called spare."""
     few = ["repaired_two_shot", "--world", "2", "--blocks", "2", "--calls", "2", "--resident", "1"]
     assert cli.main(["check", *few, "--repair-seconds", "0"]) == 1
-    assert "HANG" in capsys.readouterr().out
+    assert "ABORT" in capsys.readouterr().out
     assert cli.main([command, *few]) == 2
-    assert "is hang as it stands" in capsys.readouterr().err
-    shared = ["one_shot", "--world", "2", "--calls", "2", "--gpus", "1"]
-    assert cli.main([command, *shared]) == 2  # check refuses it too: slots are shared only where they are few
-    assert "resident" in capsys.readouterr().err
+    assert "as it stands" in capsys.readouterr().err
+    assert cli.main([command, "repaired_two_shot", "--gpus", "1"]) == 2
+    assert "compete for its slots" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["check", "mutate", "slack"])
