@@ -39,10 +39,15 @@ class UnknownNameError(LabError):
     def __init__(self, kind: str, name: str, known: Iterable[str], *, hint: str | None = None) -> None:
         known = list(known)
         self.nearest = nearest(name, known)
-        guess = f"did you mean {' or '.join(self.nearest)}?" if self.nearest else None
-        if guess is None and len(known) <= _LISTED:
+        between = "; "
+        guess = None
+        if self.nearest:
+            between, guess = " ", f"did you mean {' or '.join(self.nearest)}?"
+        elif len(known) == 1:
+            guess = f"the only one is {known[0]}"
+        elif 1 < len(known) <= _LISTED:
             guess = f"it is one of {', '.join(known)}"
-        super().__init__(f"unknown {kind}", value=name, hint=" ".join(filter(None, (guess, hint))) or None)
+        super().__init__(f"unknown {kind}", value=name, hint=between.join(filter(None, (guess, hint))) or None)
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:

@@ -128,8 +128,12 @@ class Trace:
         try:
             spans, head = cls._read_parquet(source) if source.suffix == ".parquet" else cls._read_npz(source)
         except (OSError, ValueError, KeyError, BadZipFile, EOFError) as problem:
+            # What numpy and Parquet say of such a file is for programmers; only the system's own word helps.
+            why = problem.strerror if isinstance(problem, OSError) else None
             raise LabError(
-                "this file holds no trace of the lab", value=str(source), hint=f"{type(problem).__name__}: {problem}"
+                "this file holds no trace of the lab",
+                value=str(source),
+                hint=why or "it is damaged, or something else than what `Trace.save` writes",
             ) from problem
         if head.get("format") != _FORMAT:
             raise LabError("this trace has another format", value=head.get("format"), hint=f"format {_FORMAT} is read")

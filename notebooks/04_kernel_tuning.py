@@ -50,8 +50,18 @@ strategies = {
 pd.Series({tolerance: len(strategy.bands) for tolerance, strategy in strategies.items()}, name="bands")
 
 # %%
+EVERY_SIZE = 1 << 62  # bytes; a band up to here, or above, takes whatever the staging holds
+
+
+def shown(bands):
+    """The bands as a table; the last ones have no largest message."""
+    return pd.DataFrame(
+        [vars(band) | {"max_bytes": "any" if band.max_bytes >= EVERY_SIZE else band.max_bytes} for band in bands]
+    )
+
+
 strategy = strategies[0.03]
-pd.DataFrame([vars(band) for band in strategy.bands])
+shown(strategy.bands)
 
 # %% [markdown]
 # ## What it gives
@@ -84,5 +94,4 @@ table
 # %%
 for (architecture, world), known in MEASURED.items():
     print(architecture, world, known.source)
-    for band in known.bands:
-        print("   ", band)
+    print(shown(known.bands).to_string(index=False))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lab.cli.errors import DEFECT, INTERRUPTED, say
+from lab.cli.errors import DEFECT, StoppedError
 from lab.cli.output import emit_json
 from lab.errors import LabError
 
@@ -47,12 +47,11 @@ def command(
     rows, stopped = judge_all(chosen, models, executions, seed, by_process(workers))
     if json:
         emit_json(rows)
-    else:
+    elif rows:
         for line in _table(rows, models):
             typer.echo(line)
     if stopped:
-        say(f"stopped with Ctrl-C; the {len(rows)} of {len(chosen)} reports that were judged until then are above")
-        raise typer.Exit(INTERRUPTED)
+        raise StoppedError(f"{len(rows)} of {len(chosen)} reports were judged; nothing can be said of the rest")
     raise typer.Exit(0 if all(row["as_expected"] for row in rows) else DEFECT)
 
 
@@ -90,7 +89,11 @@ def judge_all(
 
 
 def judge(found: Entry, models: list[str], executions: int, seed: int) -> dict[str, Any]:
-    """Check one entry's defect and fix under each model: one row of the table."""
+    """Check one entry's defect and fix under each model: one row of the table.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; nothing can be said of an entry that was not finished.
+    """
     verdicts: dict[str, dict[str, str]] = {"defect": {}, "fix": {}}
     for name, (protocol, config) in (("defect", found.defective()), ("fix", found.fixed())):
         for model in models:
@@ -121,6 +124,8 @@ def _verdict(found: Entry, protocol: Any, config: Any, model: str, executions: i
         early_timeout=found.early_timeout,
         minimise=False,
     )
+    if verdict.interrupted:  # `check` keeps what it had found, which is no judgement of the entry
+        raise KeyboardInterrupt
     return verdict.verdict
 
 

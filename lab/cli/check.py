@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lab.cli.errors import DEFECT, INTERRUPTED, say
+from lab.cli.errors import DEFECT, StoppedError
 from lab.cli.options import (
     Blocks,
     Bytes,
@@ -23,8 +23,10 @@ from lab.cli.options import (
 )
 from lab.cli.output import emit_json
 from lab.cli.progress import telling
+from lab.errors import LabError
 
 if TYPE_CHECKING:
+    from lab.protocol.program import Program
     from lab.sim.explore import Exploration
 
 
@@ -50,7 +52,7 @@ def command(
     deadline: Annotated[float, typer.Option(help="Seconds that all of it may take.", min=0)] = 30.0,
     states: Annotated[int | None, typer.Option(help="exhaustive: stop after so many states.", min=1)] = None,
     memory_limit: Annotated[
-        str | None, typer.Option(help="exhaustive: memory that the states may take, such as 512MiB.")
+        str | None, typer.Option(help="exhaustive: memory that the states may take, such as 512MiB or 8GiB.")
     ] = None,
     checkpoint: Annotated[
         str | None, typer.Option(help="exhaustive: file to go on from, and to write to when it ends early.")
@@ -85,6 +87,7 @@ def command(
     from lab.sim.check import check
     from lab.sim.executor import executor
     from lab.sim.report import report
+    from lab.sim.search import checkpoint_path
 
     found, config = configured(
         protocol,
@@ -101,9 +104,9 @@ def command(
         settings=option or [],
     )
     if listing:
-        program = found.program(config)
-        typer.echo(program.listing(next(agent for agent in program.agents if agent.kind != "host")))
+        typer.echo(_listing(found.program(config)))
         return
+    checkpoint_path(checkpoint)  # refused before the work that comes before the search
     with executor(engine, workers, dask_address) as explorers, telling() as tell:
         verdict = check(
             found,
@@ -129,9 +132,16 @@ def command(
     else:
         typer.echo(report(verdict))
     if verdict.interrupted:
-        say("stopped with Ctrl-C; what was found until then is above")
-        raise typer.Exit(INTERRUPTED)
+        raise StoppedError("what was found until then is above")
     raise typer.Exit(0 if verdict.ok else DEFECT)
+
+
+def _listing(program: Program) -> str:
+    """The operations of the first block (or wave) of the protocol's own kernel; not those that make its input."""
+    for agent in program.agents:
+        if agent.kind in ("block", "wave"):
+            return program.listing(agent)
+    raise LabError("the scenario launches no block of the protocol, so there is nothing to list")
 
 
 def _explored(found: Exploration) -> str:

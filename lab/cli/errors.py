@@ -18,10 +18,17 @@ class UsageError(LabError):
     """A mistake in the command line that typer cannot see, such as options that exclude each other."""
 
 
+class StoppedError(Exception):
+    """Ctrl-C ended a command that has printed what it had; its text says what that is worth.
+
+    Exit code 130, as when Ctrl-C strikes a command that had nothing yet.
+    """
+
+
 def run(app: typer.Typer, argv: list[str] | None = None) -> int:
     """Run a command line and turn the way it ends into an exit code.
 
-    A command that has results to keep catches KeyboardInterrupt, prints or saves them, and raises it again.
+    A command that has results to keep catches KeyboardInterrupt, prints or saves them, and raises StoppedError.
     """
     try:
         app(args=argv, prog_name="lab")
@@ -30,6 +37,9 @@ def run(app: typer.Typer, argv: list[str] | None = None) -> int:
         if code == INTERRUPTED:
             say("stopped")
         return code
+    except StoppedError as end:
+        say(f"stopped with Ctrl-C; {end}")
+        return INTERRUPTED
     except LabError as error:
         say(str(error))
         return USAGE

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lab.cli.errors import DEFECT, INTERRUPTED, say
+from lab.cli.errors import DEFECT, StoppedError
 from lab.cli.options import (
     Blocks,
     Bytes,
@@ -78,16 +78,18 @@ def command(
         raise LabError(
             f"{protocol} is {original.verdict} as it stands, so its mutants say nothing", hint=f"lab check {protocol}"
         )
-    outcomes, interrupted = judge_all(program, limits, by_process(workers))
+    judged = judge_all(program, limits, by_process(workers))
+    outcomes = judged.outcomes
     if json:
         emit_json([_row(outcome) for outcome in outcomes])
     else:
         for outcome in outcomes:
             _print(outcome)
-        typer.echo(_summary(outcomes))
-    if interrupted:
-        say("stopped with Ctrl-C; the mutants that were judged until then are above")
-        raise typer.Exit(INTERRUPTED)
+        if not judged.interrupted:
+            typer.echo(_summary(outcomes))
+    if judged.interrupted:
+        of = "the" if judged.of is None else judged.of
+        raise StoppedError(f"{len(outcomes)} of {of} mutants judged; nothing can be said of the rest")
     raise typer.Exit(DEFECT if any(outcome.state == "survived" for outcome in outcomes) else 0)
 
 

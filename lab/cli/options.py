@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 Name = Annotated[str, typer.Argument(help="A name from `lab list`, or my_protocol.py:name.", metavar="NAME_OR_FILE")]
-World = Annotated[int | None, typer.Option(help="Ranks, 2 to 8.")]
+World = Annotated[int | None, typer.Option(help="Ranks, 1 to 8.")]
 Blocks = Annotated[int | None, typer.Option(help="Most blocks of a launch; the protocol's own grid otherwise.")]
 Calls = Annotated[int | None, typer.Option(help="Calls of each rank.")]
 Bytes = Annotated[

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lab.cli.errors import INTERRUPTED, say
+from lab.cli.errors import StoppedError, say
 from lab.cli.output import emit_json
 from lab.errors import LabError
 
@@ -46,8 +46,7 @@ def command(
     else:
         print_report(report)
     if report.interrupted:
-        say("stopped with Ctrl-C; what was finished until then is above, and no page was written")
-        raise typer.Exit(INTERRUPTED)
+        raise StoppedError("what was finished until then is above, and no page was written")
     say(f"the page is {page}; its pictures are beside it")
     raise typer.Exit(0 if report.reproduced else DIFFERS)
 

@@ -9,7 +9,12 @@ from lab.errors import LabError
 if TYPE_CHECKING:
     from lab.protocol.write import Config, Protocol
 
-_UNITS = {"k": 1024, "kib": 1024, "m": 1024**2, "mib": 1024**2, "b": 1, "": 1}
+_UNITS = {
+    **{"": 1, "b": 1},
+    **{"k": 2**10, "m": 2**20, "g": 2**30},
+    **{"kib": 2**10, "mib": 2**20, "gib": 2**30},
+    **{"kb": 10**3, "mb": 10**6, "gb": 10**9},
+}
 
 
 def sizes(text: str | None) -> tuple[int, ...] | None:
@@ -18,11 +23,16 @@ def sizes(text: str | None) -> tuple[int, ...] | None:
 
 
 def size(text: str) -> int:
-    """`"65536"`, `"64KiB"` or `"20MiB"` in bytes."""
+    """`"65536"`, `"64KiB"`, `"20MiB"` or `"8GiB"` in bytes; K, M and G are KiB, MiB and GiB, KB is 1000 bytes."""
     number = text.strip().lower()
-    digits = number.rstrip("kmib")
+    digits = number.rstrip("kmgib")
     if not (digits.isascii() and digits.isdigit()) or number[len(digits) :] not in _UNITS:
-        raise LabError("this is not a size", value=text, hint="write bytes (65536) or 64KiB, 1MiB; several with commas")
+        raise LabError(
+            "this is not a size",
+            value=text,
+            hint="write bytes (65536) or 64KiB, 1MiB, 8GiB (also K, M, G, and KB, MB, GB for powers of 1000); several "
+            "messages with commas",
+        )
     return int(digits) * _UNITS[number[len(digits) :]]
 
 

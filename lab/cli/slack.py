@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lab.cli.errors import INTERRUPTED, say
+from lab.cli.errors import StoppedError
 from lab.cli.options import (
     Blocks,
     Bytes,
@@ -55,42 +55,46 @@ def command(
     number of buffers is found. Last comes a set that can go as a whole. All of it holds for the configuration given:
     repeat it with the ranks, blocks and calls that you run.
     """
-    from lab.cli.request import configured
-    from lab.sim.judge import Limits, judge_program
-    from lab.sim.slack import slack_of
+    try:
+        from lab.cli.request import configured
+        from lab.sim.judge import Limits, judge_program
+        from lab.sim.slack import slack_of
 
-    found, config = configured(
-        protocol,
-        world=world,
-        blocks=blocks,
-        calls=calls,
-        nbytes=nbytes,
-        gate=gate,
-        dtype=dtype,
-        waves=waves,
-        resident=resident,
-        gpus=gpus,
-        scenario=scenario,
-        settings=option or [],
-    )
-    program = found.program(config)
-    limits = Limits(states=states, seed=seed)
-    original = judge_program(program, limits)
-    if original.caught:
-        raise LabError(
-            f"{protocol} is {original.verdict} as it stands, so nothing can be called spare",
-            hint=f"lab check {protocol}",
+        found, config = configured(
+            protocol,
+            world=world,
+            blocks=blocks,
+            calls=calls,
+            nbytes=nbytes,
+            gate=gate,
+            dtype=dtype,
+            waves=waves,
+            resident=resident,
+            gpus=gpus,
+            scenario=scenario,
+            settings=option or [],
         )
-    with telling() as tell:
-        slack = slack_of(program, limits, tell)
+        program = found.program(config)
+        limits = Limits(states=states, seed=seed)
+        original = judge_program(program, limits)
+        if original.caught:
+            raise LabError(
+                f"{protocol} is {original.verdict} as it stands, so nothing can be called spare",
+                hint=f"lab check {protocol}",
+            )
+        with telling() as tell:
+            slack = slack_of(program, limits, tell)
+    except KeyboardInterrupt:
+        if json:
+            emit_json(_NOTHING_YET)
+        raise StoppedError("nothing was looked at, so nothing can be said") from None
     if json:
         emit_json(_document(slack))
     else:
         for line in _lines(slack):
             typer.echo(line)
     if slack.interrupted:
-        say("stopped with Ctrl-C; what was found until then is above")
-        raise typer.Exit(INTERRUPTED)
+        raise StoppedError(_how_far(slack))
 
 
 def _lines(slack: Slack) -> Iterator[str]:
@@ -103,6 +107,8 @@ def _lines(slack: Slack) -> Iterator[str]:
         yield f"          nothing found against it, and not proved: {outcome.proof}"
     for depth in slack.depths:
         yield from _depth_lines(depth)
+    if slack.interrupted:
+        return  # what is not above may be slack all the same
     if not slack.items and not any(depth.enough < depth.dimension.depth for depth in slack.depths):
         yield "no slack: every wait, fence, order, scope and buffer is needed" + (
             ", or open as said above" if slack.unproved else ""
@@ -112,6 +118,13 @@ def _lines(slack: Slack) -> Iterator[str]:
         yield from (f"          {what}" for what in slack.together.changes)
         yield f"          proof: {slack.together.judgement.covered}"
         yield from (f"          needed once these are gone: {what}" for what in slack.together.left_out)
+
+
+def _how_far(slack: Slack) -> str:
+    """What a search for slack that Ctrl-C ended can speak of."""
+    if slack.looked_at == slack.of:
+        return f"all {slack.of} looked at, but not what can go together"
+    return f"{slack.looked_at} of {'the' if slack.of is None else slack.of} looked at; nothing can be said of the rest"
 
 
 def _depth_lines(depth: Depth) -> Iterator[str]:
@@ -152,8 +165,19 @@ def _document(slack: Slack) -> dict[str, object]:
         "together": None
         if together is None
         else {"changes": together.changes, "covered": together.judgement.covered, "left_out": together.left_out},
+        "looked_at": slack.looked_at,
+        "of": slack.of,
         "interrupted": slack.interrupted,
     }
+
+
+_NOTHING_YET: dict[str, object] = {
+    **dict.fromkeys(("slack", "open", "depths"), ()),
+    "together": None,
+    "looked_at": 0,
+    "of": None,
+    "interrupted": True,
+}
 
 
 def _row(outcome: Outcome) -> dict[str, object]:

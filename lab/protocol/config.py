@@ -45,6 +45,23 @@ class Config:
     scenario: str = "back_to_back"
     options: tuple[tuple[str, object], ...] = ()
 
+    def __str__(self) -> str:
+        """In words: `world 3, 8 blocks, 1 call, 65536 bytes, fp16, back_to_back`, then what is not the default."""
+        words = [
+            f"world {self.world}",
+            "its own grid" if self.blocks is None else _counted(self.blocks, "block"),
+            _counted(self.calls, "call"),
+            f"{', '.join(map(str, self.bytes))} bytes",
+            self.dtype,
+            self.scenario,
+        ]
+        words += [f"gate {self.gate} bytes"] if self.gate is not None else []
+        words += [f"{self.waves} waves a block"] if self.waves != 1 else []
+        words += [f"{self.resident} resident"] if self.resident is not None else []
+        words += [_counted(self.gpus, "GPU")] if self.gpus is not None else []
+        words += [f"{name}={value}" for name, value in self.options]
+        return ", ".join(words)
+
     @property
     def itemsize(self) -> int:
         """Bytes an element."""
@@ -58,3 +75,7 @@ class Config:
     def items(self) -> tuple[tuple[str, object], ...]:
         """All parameters as (name, value), sorted by name."""
         return tuple(sorted((name, getattr(self, name)) for name in self.__dataclass_fields__))
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -24,6 +24,7 @@ BUILT_IN = {
     "repaired_two_shot": "lab.protocol.repaired_rdna_ar",
     **MODULES,
 }
+_DEFINES_NONE = "it defines none; decorate a function with @protocol(...) from lab.protocol.write"
 
 
 def names() -> list[str]:
@@ -51,19 +52,13 @@ def _from_file(reference: str) -> Protocol:
         raise LabError("there is no such protocol file", value=path_text)
     found = {key: value for key, value in vars(_run(path)).items() if isinstance(value, Protocol)}
     own = {key: value for key, value in found.items() if Path(value.kernel.__code__.co_filename) == path.resolve()}
+    defined = own or found
     if not name:
-        raise LabError(
-            "say which protocol of the file", value=path_text, hint=f"it defines {', '.join(own or found) or 'none'}"
-        )
+        hint = f"it defines {', '.join(defined)}" if defined else _DEFINES_NONE
+        raise LabError("say which protocol of the file", value=path_text, hint=hint)
     if name not in found:
-        raise UnknownNameError(f"protocol in {path_text}", name, own or found, hint=_defined(own or found))
+        raise UnknownNameError(f"protocol in {path_text}", name, defined, hint=None if defined else _DEFINES_NONE)
     return found[name].named(reference)
-
-
-def _defined(found: dict[str, Protocol]) -> str:
-    if found:
-        return f"it defines {', '.join(found)}"
-    return "it defines none; decorate a function with @protocol(...) from lab.protocol.write"
 
 
 def _run(path: Path) -> ModuleType:

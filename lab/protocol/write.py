@@ -150,7 +150,7 @@ class Protocol:
                 raise LabError("bytes is above the gate", value=size, hint=f"the gate is {config.max_bytes} bytes")
         refusal = self.accepts(config)
         if refusal:
-            raise LabError(f"{self.name} refuses this configuration: {refusal}", value=dict(config.items()))
+            raise LabError(f"{self.name} refuses this configuration: {refusal}", hint=f"asked for: {config}")
 
 
 def _in_range(name: str, value: int, lo: int, hi: int) -> None:

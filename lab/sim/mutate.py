@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from lab.errors import LabError
@@ -114,9 +114,22 @@ class _Judging:
         return lambda number: judge_program(programs[number], self.limits)
 
 
-def judge_all(
-    program: Program, limits: Limits = DEFAULT_LIMITS, executor: Executor | None = None
-) -> tuple[list[Outcome], bool]:
+@dataclass
+class Judged:
+    """The mutants that were judged, as far as it got.
+
+    Attributes:
+        outcomes: In the order of `mutants`.
+        of: How many mutants there are; None: Ctrl-C came before they were counted.
+        interrupted: Ctrl-C ended it before all were judged.
+    """
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    of: int | None = None
+    interrupted: bool = False
+
+
+def judge_all(program: Program, limits: Limits = DEFAULT_LIMITS, executor: Executor | None = None) -> Judged:
     """Judge all mutants of a program.
 
     Args:
@@ -125,15 +138,16 @@ def judge_all(
         executor: Who judges them (`executor.by_process`); None: this thread. The outcomes are the same.
 
     Returns:
-        The outcomes in the order of `mutants`, and whether Ctrl-C ended it before all were judged.
+        What was judged; Ctrl-C keeps what was judged until then.
 
     Raises:
         LabError: A mutant could not be judged because its workers died.
     """
     judged: dict[int, Outcome] = {}
-    interrupted = False
+    found = Judged()
     try:
         made = list(mutants(program))
+        found.of = len(made)
         judging = (executor or InProcess()).unordered(_Judging(program, limits), range(len(made)))
         with closing(judging) as results:
             for done in results:
@@ -141,8 +155,9 @@ def judge_all(
                     raise LabError("a mutant was not judged", value=made[done.item].what, hint=done.lost)
                 judged[done.item] = Outcome(made[done.item], done.result)
     except KeyboardInterrupt:
-        interrupted = True
-    return [judged[number] for number in sorted(judged)], interrupted
+        found.interrupted = True
+    found.outcomes = [judged[number] for number in sorted(judged)]
+    return found
 
 
 def score(outcomes: list[Outcome]) -> float | None:

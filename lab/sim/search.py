@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -121,12 +122,12 @@ def search(
 
     Raises:
         LabError: There is no such memory model, the program is too large for it, or the checkpoint belongs to another
-            search.
+            search, cannot be read or could never be written.
     """
     if memory not in m.MEMORY_MODELS:
         raise UnknownNameError("memory model", memory, m.MEMORY_MODELS)
     limits = _Limits(time.perf_counter(), limit_states, deadline, memory_limit, progress)
-    path = None if checkpoint is None else Path(checkpoint)
+    path = checkpoint_path(checkpoint)
     identity = f"{tables.program.fingerprint()} {memory} {'reduced' if reduce else 'full'} {'first' if stop else 'all'}"
     bounded = (tables.ops[:, t.TARGET] >= 0) & np.isin(tables.ops[:, t.KIND], (t.WAIT, t.WAIT_STAMP))
     early = early_timeouts and bool(np.any(bounded & (tables.ops[:, t.CLOCK] <= 0)))
@@ -387,6 +388,22 @@ def _rows(found: RowSearch | WeakSearch, run: _Run, engine: str, how: str) -> Se
 # ---- checkpoints
 
 
+def checkpoint_path(checkpoint: str | Path | None) -> Path | None:
+    """The file of a checkpoint, None for none.
+
+    Raises:
+        LabError: It could never be written: its folder does not exist, or it is a folder.
+    """
+    if checkpoint is None:
+        return None
+    path = Path(checkpoint)
+    if path.is_dir():
+        raise LabError("the checkpoint is a folder", value=str(path), hint="name a file")
+    if not path.parent.is_dir():
+        raise LabError("the folder of the checkpoint does not exist", value=str(path.parent), hint="make it first")
+    return path
+
+
 def _write(path: Path, identity: str, parts: dict[str, np.ndarray]) -> None:
     """Write a checkpoint whole or not at all."""
     beside = path.with_name(path.name + ".part")
@@ -399,8 +416,14 @@ def _read(path: Path, identity: str) -> dict[str, np.ndarray]:
     try:
         with np.load(path) as stored:
             parts = {name: stored[name] for name in stored.files}
-    except (OSError, ValueError) as problem:
-        raise LabError("the checkpoint cannot be read", value=str(path), hint=str(problem)) from problem
+    except (OSError, ValueError, KeyError, BadZipFile, EOFError) as problem:
+        # What numpy says of such a file is for programmers; only the system's own word helps.
+        why = problem.strerror if isinstance(problem, OSError) else None
+        raise LabError(
+            "the checkpoint cannot be read",
+            value=str(path),
+            hint=why or "it is damaged, or no checkpoint; give another file, or delete it to begin again",
+        ) from problem
     if str(parts.pop("identity", "")) != identity:
         raise LabError(
             "the checkpoint belongs to another search",

@@ -71,6 +71,8 @@ class Slack:
         unproved: Mutants that nothing was found against and nothing proved of.
         depths: Of each region with a slot dimension.
         together: None: there is nothing to put together, or Ctrl-C came before.
+        looked_at: Operations, orders, scopes and rings of buffers that were looked at to the end.
+        of: How many there are; None: Ctrl-C came before they were counted.
         interrupted: Ctrl-C ended it.
     """
 
@@ -78,6 +80,8 @@ class Slack:
     unproved: list[Outcome] = field(default_factory=list)
     depths: list[Depth] = field(default_factory=list)
     together: Together | None = None
+    looked_at: int = 0
+    of: int | None = None
     interrupted: bool = False
 
 
@@ -94,18 +98,21 @@ def slack_of(program: Program, limits: Limits = DEFAULT_LIMITS, progress: Progre
     """
     found = Slack()
     try:
-        for mutant in mutants(program):
-            if mutant.kind == "buffer":
-                continue  # the depths say more
+        weakened = [mutant for mutant in mutants(program) if mutant.kind != "buffer"]  # the depths say more
+        dimensions = list(slot_dimensions(program))
+        found.of = len(weakened) + len(dimensions)
+        for mutant in weakened:
             progress(f"{mutant.what}, {mutant.line}")
             outcome = judge(mutant, limits)
             if outcome.state == "slack":
                 found.items.append(outcome)
             elif outcome.state == "survived":
                 found.unproved.append(outcome)
-        for dimension in slot_dimensions(program):
+            found.looked_at += 1
+        for dimension in dimensions:
             progress(f"buffers of {dimension.region}")
             found.depths.append(_depth(program, dimension, limits))
+            found.looked_at += 1
         found.together = _together(program, found, limits, progress)
     except KeyboardInterrupt:
         found.interrupted = True

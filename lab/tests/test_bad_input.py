@@ -11,6 +11,7 @@ import pytest
 
 from lab.cli import main
 from lab.cli.errors import DEFECT, INTERRUPTED, OK, USAGE
+from lab.cli.request import size
 
 PROTOCOL = """
 from lab.protocol.write import *
@@ -62,7 +63,7 @@ def refused(capsys, *words: str) -> str:
         ("mine.py", "say which protocol of the file: 'mine.py'\n  it defines mine"),
         ("mine.py:", "say which protocol of the file"),
         ("mine.py:mime", "unknown protocol in mine.py: 'mime'\n  did you mean mine?"),
-        ("mine.py:memory", "unknown protocol in mine.py: 'memory'"),
+        ("mine.py:memory", "unknown protocol in mine.py: 'memory'\n  the only one is mine\n"),
     ],
 )
 def test_an_unknown_protocol(capsys, mine, name, said):
@@ -82,7 +83,7 @@ def test_an_unknown_protocol(capsys, mine, name, said):
         ("binary.py", b"\x00\x01\xff", "raised SyntaxError"),
         ("notes.txt", "just words", "raised SyntaxError"),
         ("exits.py", "raise SystemExit(0)\n", "raised SystemExit: 0: 'exits.py'\n  line 1: raise SystemExit(0)"),
-        ("empty.py", "", "it defines none; decorate a function with @protocol"),
+        ("empty.py", "", "unknown protocol in empty.py: 'mine'\n  it defines none; decorate a function with @protocol"),
         ("wrong.py", PROTOCOL.replace("world=2", "wurld=2"), "wurld"),
     ],
 )
@@ -116,7 +117,11 @@ def test_a_mistake_in_the_protocol_is_shown_with_its_line(capsys, mine, tmp_path
         (["--bytes", "3"], "not a positive number of whole elements: 3"),
         (["--bytes", "0"], "not a positive number of whole elements: 0"),
         (["--bytes", "-2"], "this is not a size: '-2'"),
-        (["--bytes", "12x"], "this is not a size: '12x'\n  write bytes (65536) or 64KiB"),
+        (["--bytes", "12x"], "this is not a size: '12x'\n  write bytes (65536) or 64KiB, 1MiB, 8GiB"),
+        (["--bytes", "8TiB"], "this is not a size: '8TiB'"),
+        (["--bytes", "8bk"], "this is not a size: '8bk'"),
+        (["--checkpoint", "none/x"], "the folder of the checkpoint does not exist: 'none'\n  make it first"),
+        (["--checkpoint", "."], "the checkpoint is a folder: '.'"),
         (["--bytes", ""], "this is not a size: ''"),
         (["--bytes", "²"], "this is not a size: '²'"),
         (["--bytes", "64KiB,"], "this is not a size: ''"),
@@ -153,6 +158,65 @@ def test_the_same_command_line_without_the_mistake_works(capsys, mine):
     options = ["--world", "2", "--bytes", "256", "--set", "safe=yes", "--executions", "10"]
     assert main(["check", mine, *options]) == OK
     assert capsys.readouterr().out.startswith("mine.py:mine: OK")
+
+
+def test_a_refused_configuration_is_said_in_words(capsys, mine, tmp_path):
+    refuses = PROTOCOL.replace("memory=memory,", "memory=memory, accepts=lambda c: 'two ranks only' * (c.world > 2),")
+    (tmp_path / "mine.py").write_text(refuses)
+    said = refused(capsys, "check", mine, "--world", "3", "--blocks", "8", "--set", "turns=2")
+    assert said == (
+        "lab: mine.py:mine refuses this configuration: two ranks only\n"
+        "  asked for: world 3, 8 blocks, 1 call, 256 bytes, fp16, back_to_back, turns=2, share=0.5, safe=True\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("12", 12),
+        ("64KiB", 1 << 16),
+        ("2k", 2048),
+        ("3MiB", 3 << 20),
+        ("8GiB", 8 << 30),
+        ("1g", 1 << 30),
+        ("5GB", 5 * 10**9),
+        ("5MB", 5 * 10**6),
+        ("5kb", 5000),
+        ("7B", 7),
+    ],
+)
+def test_sizes_and_their_units(text, wanted):
+    assert size(text) == wanted
+
+
+PRODUCES = """
+from lab.protocol.write import *
+
+def memory(m):
+    m.payload("slots", m.max_elements, UNCACHED, source=m.world)
+
+def produced(h):
+    source = h.input(256)
+    h.produce(source)
+    h.launch(source, h.output(256))
+
+def nothing(h):
+    pass
+
+@protocol(memory=memory, blocks=1, bytes=256, world=2, scenarios={"produced": produced, "nothing": nothing})
+def mine(b):
+    b.copy(b.input, b.mine.slots[b.rank][: b.elements])
+"""
+
+
+def test_the_listing_is_of_the_protocols_own_kernel(capsys, tmp_path, monkeypatch):
+    """Not of the kernel that makes its input, which comes first."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(PRODUCES)
+    assert main(["check", "mine.py:mine", "--scenario", "produced", "--listing"]) == OK
+    shown = capsys.readouterr().out
+    assert "block 0" in shown and "slots" in shown, shown
+    assert "launches no block" in refused(capsys, "check", "mine.py:mine", "--scenario", "nothing", "--listing")
 
 
 # ---- schedule lines
@@ -227,4 +291,4 @@ def test_ctrl_c_keeps_what_was_found(tmp_path):
             break
     assert out.startswith("seed_two_shot: WRONG") and "race 2 of 2" in out
     assert "lab replay 'seed_two_shot?" in out and "stopped early: Ctrl-C" in out
-    assert "what was found until then is above" in err
+    assert err.count("lab: ") == 1 and "what was found until then is above" in err

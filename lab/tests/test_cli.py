@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from lab import cli
-from lab.cli.errors import DEFECT, INTERNAL, INTERRUPTED, USAGE, UsageError, run
+from lab.cli.errors import DEFECT, INTERNAL, INTERRUPTED, USAGE, StoppedError, UsageError, run
 from lab.cli.output import emit_json
 from lab.errors import LabError, UnknownNameError, nearest
 
@@ -125,9 +125,17 @@ def test_ctrl_c_keeps_what_was_printed_and_is_130(capsys):
             raise KeyboardInterrupt
         except KeyboardInterrupt:
             print("3 executions, 1 finding")
-            raise
+            raise StoppedError("the finding is above") from None
 
-    assert ending(capsys, work) == (INTERRUPTED, "3 executions, 1 finding\n", "lab: stopped\n")
+    said = "lab: stopped with Ctrl-C; the finding is above\n"
+    assert ending(capsys, work) == (INTERRUPTED, "3 executions, 1 finding\n", said)
+
+
+def test_ctrl_c_before_there_is_anything_to_keep(capsys):
+    def work():
+        raise KeyboardInterrupt
+
+    assert ending(capsys, work) == (INTERRUPTED, "", "lab: stopped\n")
 
 
 def test_a_bug_of_ours_is_not_mistaken_for_a_defect(capsys):
@@ -159,6 +167,14 @@ def test_an_unknown_name_comes_with_the_nearest():
 def test_nothing_near_means_the_names_of_a_short_table_and_no_guess_from_a_long_one():
     assert str(UnknownNameError("dtype", "zzz", ["fp16", "bf16"])) == "unknown dtype: 'zzz'\n  it is one of fp16, bf16"
     assert str(UnknownNameError("protocol", "zzz", [f"p{n}" for n in range(50)])) == "unknown protocol: 'zzz'"
+
+
+def test_a_guess_and_a_hint_are_two_sentences():
+    said = str(UnknownNameError("dtype", "zzz", ["fp16", "bf16"], hint="see the list"))
+    assert said == "unknown dtype: 'zzz'\n  it is one of fp16, bf16; see the list"
+    assert str(UnknownNameError("dtype", "zzz", ["pull"])) == "unknown dtype: 'zzz'\n  the only one is pull"
+    assert str(UnknownNameError("dtype", "zzz", [])) == "unknown dtype: 'zzz'"
+    assert str(UnknownNameError("dtype", "zzz", [], hint="there are none")) == "unknown dtype: 'zzz'\n  there are none"
 
 
 def test_nearest_ignores_case():

@@ -1,14 +1,19 @@
 """`lab mutate`, `lab slack`: mutants are caught or proved slack, and a broken protocol is not praised."""
 
 import json
+import re
 from collections import Counter
 
 import pytest
 from typer.testing import CliRunner
 
 from lab import cli
+from lab.cli import slack as cli_slack
 from lab.protocol.library import load
+from lab.sim import judge as sim_judge
+from lab.sim import mutate as sim_mutate
 from lab.sim.mutate import judge, mutants
+from lab.sim.slack import Slack
 
 
 def test_every_mutant_of_the_repaired_two_shot_is_caught_or_proved_slack():
@@ -47,6 +52,57 @@ def test_slack_as_text_and_as_json(capsys):
     document = json.loads(capsys.readouterr().out)
     assert [(depth["region"], depth["enough"]) for depth in document["depths"]] == [("staging", 1), ("gather", 1)]
     assert document["slack"] and document["together"]["changes"] and not document["open"]
+
+
+def stopped_at(judged, monkeypatch, module):
+    """Let Ctrl-C come with the judgement after so many of `module`."""
+    left = iter(range(judged))
+    original = module.judge_program
+
+    def judge_program(*arguments):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    monkeypatch.setattr(module, "judge_program", judge_program)
+
+
+@pytest.mark.parametrize("judged", [0, 2])
+def test_slack_that_was_stopped_says_nothing_of_the_rest(capsys, monkeypatch, judged):
+    stopped_at(judged, monkeypatch, sim_mutate)
+    assert cli.main(["slack", "seed_one_shot"]) == 130
+    shown = capsys.readouterr()
+    assert "no slack" not in shown.out
+    assert re.fullmatch(
+        rf"lab: stopped with Ctrl-C; {judged} of \d+ looked at; nothing can be said of the rest\n", shown.err
+    )
+    stopped_at(judged, monkeypatch, sim_mutate)
+    assert cli.main(["slack", "seed_one_shot", "--json"]) == 130
+    document = json.loads(capsys.readouterr().out)
+    assert document["interrupted"] and document["looked_at"] <= judged < document["of"]
+
+
+def test_slack_that_was_stopped_before_it_began_is_one_json_document(capsys, monkeypatch):
+    stopped_at(0, monkeypatch, sim_judge)
+    assert cli.main(["slack", "seed_one_shot", "--json"]) == 130
+    shown = capsys.readouterr()
+    document = json.loads(shown.out)
+    assert document["interrupted"] and not document["slack"] and not document["looked_at"]
+    assert "nothing was looked at" in shown.err
+
+
+def test_the_document_of_nothing_has_the_keys_of_any_other():
+    assert cli_slack._NOTHING_YET.keys() == cli_slack._document(Slack()).keys()
+
+
+@pytest.mark.parametrize("judged", [0, 3])
+def test_mutants_that_were_not_judged_are_not_praised(capsys, monkeypatch, judged):
+    stopped_at(judged, monkeypatch, sim_mutate)
+    assert cli.main(["mutate", "seed_one_shot"]) == 130
+    shown = capsys.readouterr()
+    assert "proved right" not in shown.out and "mutation score" not in shown.out
+    assert shown.err.startswith(f"lab: stopped with Ctrl-C; {judged} of ")
+    assert shown.err.endswith(" mutants judged; nothing can be said of the rest\n")
 
 
 def test_a_protocol_that_is_wrong_as_it_stands_is_refused(capsys):

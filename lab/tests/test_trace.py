@@ -68,8 +68,9 @@ def test_a_broken_file_is_refused_with_one_message(tmp_path, ending, damage):
         path.write_bytes((tmp_path / "o.npz").read_bytes())
     else:
         path.write_bytes({"cut": whole[: len(whole) // 2], "text": b"not a trace", "empty": b""}[damage])
-    with pytest.raises(LabError, match="holds no trace"):
+    with pytest.raises(LabError, match="holds no trace") as refused:
         Trace.load(path)
+    assert "pickle" not in str(refused.value) and "it is damaged" in str(refused.value)
 
 
 def test_other_bad_input_is_refused(tmp_path):

@@ -12,7 +12,9 @@ from lab import cli
 from lab.errors import UnknownNameError
 from lab.protocol.library import load
 from lab.protocol.published import ENTRIES, MODULES, Entry, entry
+from lab.sim import check as check_module
 from lab.sim.check import check
+from lab.sim.explore import INTERRUPTED
 from lab.sim.machine import MEMORY_MODELS
 
 # Larger than the smallest: more ranks, calls, blocks and waves; odd and mixed sizes. A rank's part spans two blocks.
@@ -165,6 +167,26 @@ def test_the_command_groups_by_class(capsys):
     shown = capsys.readouterr().out
     assert "2 of 2 as expected" in shown
     assert "reuse before consumption" in shown and "counters, flags, graphs, votes" in shown
+
+
+@pytest.mark.parametrize("finished", [0, 1])
+def test_ctrl_c_inside_an_entry_is_no_verdict_on_it(capsys, monkeypatch, finished):
+    """The check of an entry keeps what it found and answers; that answer is not counted."""
+    whole = check_module.explore
+    reached = []
+
+    def explore(*arguments, **options):
+        found = whole(*arguments, **options)
+        reached.append(found)
+        if len(reached) > 2 * finished:  # the defect and the fix, under one model
+            found.stopped = INTERRUPTED
+        return found
+
+    monkeypatch.setattr(check_module, "explore", explore)
+    assert cli.main(["catalogue", "iris#465", "aiter#3514", "--memory", "sc", "--executions", "50"]) == 130
+    shown = capsys.readouterr()
+    assert ("1 of 1 as expected" in shown.out) if finished else shown.out == ""
+    assert f"{finished} of 2 reports were judged" in shown.err and len(reached) == 2 * finished + 1
 
 
 def test_the_command_refuses_unknown_names(capsys):

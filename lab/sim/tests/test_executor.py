@@ -283,9 +283,9 @@ def told(outcome):
 
 def test_mutants_are_judged_alike_in_processes():
     program = load("seed_one_shot").program(world=2, blocks=1, calls=2)
-    (alone, _), (shared, interrupted) = judge_all(program), judge_all(program, executor=Processes(2))
-    assert not interrupted and len(alone) > 5
-    assert [told(o) for o in shared] == [told(o) for o in alone]
+    alone, shared = judge_all(program), judge_all(program, executor=Processes(2))
+    assert not shared.interrupted and len(alone.outcomes) == alone.of > 5
+    assert [told(o) for o in shared.outcomes] == [told(o) for o in alone.outcomes]
 
 
 def test_the_catalogue_is_judged_alike_in_processes_and_in_its_own_order():
@@ -314,8 +314,8 @@ def test_ctrl_c_keeps_the_rows_and_the_mutants_that_were_judged():
     chosen = [entry(id) for id in ("vllm#8558", "tokenspeed#1017", "aiter#3514")]
     rows, stopped = catalogue.judge_all(chosen, ["sc"], 20, 0, Interrupts())
     assert stopped and [row["report"] for row in rows] == [one.id for one in chosen[:2]]
-    outcomes, interrupted = judge_all(load("seed_one_shot").program(world=2, blocks=1, calls=2), executor=Interrupts())
-    assert interrupted and len(outcomes) == 2
+    judged = judge_all(load("seed_one_shot").program(world=2, blocks=1, calls=2), executor=Interrupts())
+    assert judged.interrupted and len(judged.outcomes) == 2 < judged.of
 
 
 def test_what_cannot_be_judged_is_said():

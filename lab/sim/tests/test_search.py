@@ -280,6 +280,15 @@ def test_memory_limit_ends_with_a_partial_result(tmp_path):
     assert (whole.states, whole.transitions, flags(whole)) == (gone_on.states, gone_on.transitions, flags(gone_on))
 
 
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 cut"])
+def test_a_damaged_checkpoint_is_refused_in_plain_words(tmp_path, content):
+    place = tmp_path / "part.npz"
+    place.write_bytes(content)
+    with pytest.raises(LabError, match="the checkpoint cannot be read") as refused:
+        search(tables_of("two_phase", 3, 2), reduce=False, checkpoint=place)
+    assert "it is damaged, or no checkpoint" in str(refused.value) and "pickle" not in str(refused.value)
+
+
 def test_checkpoints_of_other_searches_are_refused(tmp_path):
     place = tmp_path / "search.npz"
     search(tables_of("two_phase", 3, 2), reduce=False, limit_states=10, checkpoint=place)

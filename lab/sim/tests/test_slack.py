@@ -87,3 +87,4 @@ def test_ctrl_c_keeps_what_was_found():
 
     found = slack_of(told_twice.program(), progress=stop)
     assert found.interrupted and found.items and found.together is None
+    assert found.looked_at == len(looked_at) - 1 < found.of
