@@ -166,7 +166,7 @@ def test_a_refused_configuration_is_said_in_words(capsys, mine, tmp_path):
     said = refused(capsys, "check", mine, "--world", "3", "--blocks", "8", "--set", "turns=2")
     assert said == (
         "lab: mine.py:mine refuses this configuration: two ranks only\n"
-        "  asked for: world 3, 8 blocks, 1 call, 256 bytes, fp16, back_to_back, turns=2, share=0.5, safe=True\n"
+        "  asked for: world 3, 8 blocks, 1 call, 256 bytes, fp16, back_to_back, safe=True, share=0.5, turns=2\n"
     )
 
 
