@@ -52,7 +52,8 @@ def command(
     deadline: Annotated[float, typer.Option(help="Seconds that all of it may take.", min=0)] = 30.0,
     states: Annotated[int | None, typer.Option(help="exhaustive: stop after so many states.", min=1)] = None,
     memory_limit: Annotated[
-        str | None, typer.Option(help="exhaustive: memory that the states may take, such as 512MiB or 8GiB.")
+        str | None,
+        typer.Option(help="exhaustive: memory that the states may take, such as 512MiB; a quarter of all otherwise."),
     ] = None,
     checkpoint: Annotated[
         str | None, typer.Option(help="exhaustive: file to go on from, and to write to when it ends early.")

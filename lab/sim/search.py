@@ -50,6 +50,7 @@ INTERLEAVED = ("sc", "posted")
 """Memory models in which every execution is an order of steps; under `weak` steps choose what they read, too."""
 INTERRUPTED = "Ctrl-C"
 _WALK_CHUNK, _ROWS_CHUNK = 1 << 20, 1 << 13  # states between looks at the clock
+_MEMORY_SHARE = 4  # a search that is given no limit stops at this part of the machine's memory
 _DIRECTED = 512  # schedules that turn racing pairs round before the states are searched
 
 
@@ -88,6 +89,10 @@ class SearchResult:
         return self.wrong or self.hang or self.abort
 
 
+def _share_of_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MEMORY_SHARE
+
+
 def search(
     tables: Tables,
     memory: str = "sc",
@@ -109,7 +114,7 @@ def search(
         reduce: Leave out orders of steps that commute. The verdict is the same; states and transitions are fewer.
         limit_states: Stop after about so many states.
         deadline: Stop after so many seconds.
-        memory_limit: Stop before the states take more than so many bytes.
+        memory_limit: Stop before the states take more than so many bytes; None: a quarter of this machine's memory.
         checkpoint: A file. If it exists, the search goes on from it; if the search ends early, it is written, and
             counts and verdict of the continued search are those of an uninterrupted one.
         progress: Called every now and then with what was found so far.
@@ -126,7 +131,7 @@ def search(
     """
     if memory not in m.MEMORY_MODELS:
         raise UnknownNameError("memory model", memory, m.MEMORY_MODELS)
-    limits = _Limits(time.perf_counter(), limit_states, deadline, memory_limit, progress)
+    limits = _Limits(time.perf_counter(), limit_states, deadline, memory_limit or _share_of_memory(), progress)
     path = checkpoint_path(checkpoint)
     identity = f"{tables.program.fingerprint()} {memory} {'reduced' if reduce else 'full'} {'first' if stop else 'all'}"
     bounded = (tables.ops[:, t.TARGET] >= 0) & np.isin(tables.ops[:, t.KIND], (t.WAIT, t.WAIT_STAMP))
