@@ -49,7 +49,7 @@ def command(
         typer.Option(help="What explores: directed (turns races round), random, pct, run_on, exhaustive; with commas."),
     ] = "directed,random,pct",
     executions: Annotated[int, typer.Option(help="Executions to explore.", min=1)] = 1000,
-    deadline: Annotated[float, typer.Option(help="Seconds that all of it may take.", min=0)] = 30.0,
+    deadline: Annotated[float, typer.Option(help="Seconds that all of it may take, once compiled.", min=0)] = 30.0,
     states: Annotated[int | None, typer.Option(help="exhaustive: stop after so many states.", min=1)] = None,
     memory_limit: Annotated[
         str | None,
@@ -127,6 +127,7 @@ def command(
             phase=tell,
             repair_progress=lambda tried, closing: tell(f"repairs: {tried} changes tried, {closing} close something"),
             executor=explorers,
+            compiling=lambda: say("compiling the simulator, once per version (about a minute)"),
         )
     if json:
         emit_json(_document(verdict))

@@ -22,8 +22,9 @@ from lab.sim.proof import proof
 from lab.sim.races import Execution, execute, find_races
 from lab.sim.repair import Defect, Repairs, find_repairs
 from lab.sim.schedule import Schedule
-from lab.sim.search import SearchResult, search
+from lab.sim.search import INTERLEAVED, SearchResult, search
 from lab.sim.verdict import Race, Verdict
+from lab.sim.warmup import compile_engines
 
 EXHAUSTIVE = "exhaustive"
 SCHEDULERS = (DIRECTED, "random", "pct")
@@ -53,6 +54,7 @@ def check(
     phase: Callable[[str], None] = lambda what: None,
     executor: Executor | None = None,
     repair_progress: Callable[[int, int], None] = lambda tried, found: None,
+    compiling: Callable[[], None] = lambda: None,
 ) -> Verdict:
     """Check a protocol: race check of one execution, then exploration, then a small witness for each race.
 
@@ -64,8 +66,8 @@ def check(
         executions: Executions to explore; of a large program fewer where one is proved to stand for all under every
             memory model, since they can only confirm it.
         seed: First seed.
-        deadline: Seconds that all of it may take; None: no limit. Where something races, half of them are kept for the
-            witnesses. The race check of the first execution is always finished.
+        deadline: Seconds that all of it may take, once the engines are compiled; None: no limit. Where something races,
+            half of them are kept for the witnesses. The race check of the first execution is always finished.
         early_timeout: Probability, at each step, that a bounded wait gives up although others could move.
         pct_depth: Of the scheduler pct: it finds what takes so many orders between steps (Burckhardt et al. 2010).
         minimise: Look for a small witness.
@@ -77,6 +79,7 @@ def check(
         phase: Called with what is done next.
         executor: Who runs the executions (`executor.executor`); None: this thread. The verdict is the same.
         repair_progress: Called with the changes tried and those that close something.
+        compiling: Called, from another thread, when the engines have been compiling for a second.
 
     Returns:
         The verdict. Ctrl-C keeps what was found until then.
@@ -85,6 +88,7 @@ def check(
         LabError: The configuration is refused, or the protocol's text is wrong.
     """
     config = config or protocol.config()
+    _compile(memory, EXHAUSTIVE in schedulers, repair_seconds > 0, compiling)
     until = Deadline(deadline)
     phase("race check")
     program = protocol.program(config)
@@ -111,6 +115,7 @@ def check(
         found = explore(
             tables, memory, explorers, executions, seed, left, early_timeout, progress, pct_depth, executor, plan
         )
+        found.stopped = _of_the_whole(found.stopped, deadline, share)
     if EXHAUSTIVE in schedulers and found.stopped != INTERRUPTED:
         phase("search of all schedules")
         searched = search(
@@ -122,6 +127,7 @@ def check(
             checkpoint=checkpoint,
             progress=lambda result: phase(f"search of all schedules: {result.states} states"),
         )
+        searched = replace(searched, stopped=_of_the_whole(searched.stopped, deadline, share))
         _take_over(found, searched)
     small, sought = _smallest(protocol, config, memory, races if minimise else (), seed, found, until, phase)
     if not minimise:
@@ -141,9 +147,29 @@ def check(
     return _with_repairs(verdict, find_repairs(protocol, config, defect, left, seed, repair_progress))
 
 
+def _compile(memory: str, searches: bool, repairs: bool, compiling: Callable[[], None]) -> None:
+    """Compile what a check will use: for repairs, whatever judges a changed program, too."""
+    memories = dict.fromkeys((memory, *INTERLEAVED) if repairs else (memory,))
+    compile_engines(memories, searches or repairs, compiling)
+
+
+def _of_the_whole(stopped: str | None, deadline: float | None, share: float) -> str | None:
+    """Why a part ended early, of the deadline that was asked for; the part itself knows only its share."""
+    if stopped is None or deadline is None or not stopped.startswith("deadline"):
+        return stopped
+    kept = ", of which a part is kept for the witnesses" if share < 1 else ""
+    return f"deadline of {deadline:g} s{kept}"
+
+
 def _with_repairs(verdict: Verdict, repairs: Repairs) -> Verdict:
     stopped = repairs.stopped == INTERRUPTED
-    return replace(verdict, repairs=tuple(repairs.found), repairs_tried=repairs.said, interrupted=stopped)
+    return replace(
+        verdict,
+        repairs=tuple(repairs.found),
+        repairs_tried=repairs.said,
+        changes_tried=repairs.tried,
+        interrupted=stopped,
+    )
 
 
 def _take_over(found: Exploration, searched: SearchResult) -> None:

@@ -61,6 +61,39 @@ def before_giving_up(execution: Execution) -> Execution | None:
 
 
 @dataclass(frozen=True)
+class Crowd:
+    """Blocks that hold or want the slots of one GPU when nothing can move.
+
+    Attributes:
+        slots: The GPU and its slots.
+        blocks, waiting: How many blocks hold or want one; how many of them found none.
+        launches: Of how many launches.
+    """
+
+    slots: Residency
+    blocks: int
+    waiting: int
+    launches: int
+
+    @property
+    def fitting(self) -> int:
+        """Blocks a launch that all find a slot."""
+        return self.slots.count // self.launches
+
+
+def crowds(execution: Execution) -> list[Crowd]:
+    """The GPUs on which blocks find no slot, at the end of an execution in which nothing can move any more."""
+    blocked = list(_blocked(execution))
+    found = []
+    for slots in execution.tables.program.residency:
+        queue = _Queue.of(execution, slots, blocked)
+        waiting_, all_ = _whole(queue.waiters), _whole([*queue.holders, *queue.waiters])
+        if waiting_:
+            found.append(Crowd(slots, len(all_), len(waiting_), len({(agent.rank, agent.sequence) for agent in all_})))
+    return found
+
+
+@dataclass(frozen=True)
 class _Queue:
     """Blocks that hold the slots of a GPU, and those that wait for one."""
 

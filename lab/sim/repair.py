@@ -2,8 +2,9 @@
 
 Each candidate (`lab.sim.repairs`) is made in the program at a small configuration that shows the defect, and what
 comes out is judged like any other program; then again with one call more and with one rank more, so that a change which
-only moves the defect is not praised; then at the configuration that was asked for. A race is closed when it is gone, no
-other kind of race has come, and nothing hangs or gives up. What cannot be proved at the small configuration is not
+only moves the defect is not praised (where the unchanged program has other defects, this cannot be asked, and the
+report says so); then at the configuration that was asked for. A race is closed when it is gone, no other kind of race
+has come, and nothing hangs or gives up. What cannot be proved at the small configuration is not
 called a repair; where it was only explored at a larger one, the repair says so.
 """
 
@@ -22,6 +23,7 @@ from lab.sim import machine as m
 from lab.sim.determinate import why_not_determinate
 from lab.sim.explain import Explainer
 from lab.sim.explore import INTERRUPTED, explore
+from lab.sim.hang import Crowd, before_giving_up, crowds
 from lab.sim.judge import Basis, Judgement, Limits, judge_program, judge_report
 from lab.sim.minimise import Key, key_of, smaller
 from lab.sim.races import Execution, find_races
@@ -69,7 +71,9 @@ class Repairs:
         tried: Candidates tried.
         unproved: Candidates against which nothing was found in small, and of which nothing was proved.
         seconds: Time spent.
-        stopped: Why it ended before all were tried; None: it did not.
+        stopped: What ended it before all were tried; None: nothing.
+        unconfirmed: Larger configurations at which no change was judged, and why.
+        advice: What else can be done.
     """
 
     found: list[Repair] = field(default_factory=list)
@@ -77,13 +81,16 @@ class Repairs:
     unproved: int = 0
     seconds: float = 0.0
     stopped: str | None = None
+    unconfirmed: list[str] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
 
     @property
     def said(self) -> str:
         """How much was tried, in words."""
         open_ = f", {self.unproved} held as far as they were explored but were not proved" if self.unproved else ""
-        early = f", not all: stopped after {self.stopped}" if self.stopped else ""
-        return f"{self.tried} single changes tried in {self.seconds:.1f} s{early}{open_}"
+        early = f", not all: {self.stopped}" if self.stopped else ""
+        tried = f"{self.tried} single changes tried" if self.tried else "no single change tried"
+        return "\n".join((*self.advice, f"{tried} in {self.seconds:.1f} s{early}{open_}", *self.unconfirmed))
 
 
 def find_repairs(
@@ -119,12 +126,20 @@ def find_repairs(
 
 @dataclass(frozen=True)
 class _Trial:
-    """A program in which a change is tried: its configuration, its races, whether one execution decides them."""
+    """A program in which a change is tried.
+
+    Attributes:
+        config, program: Its configuration, and the program.
+        keys: The kinds of its races.
+        determinate: Whether one execution decides them.
+        outcomes: What is wrong with its first execution beside these races, in words.
+    """
 
     config: Config
     program: Program
     keys: frozenset[Key]
     determinate: bool
+    outcomes: frozenset[str] = frozenset()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -159,6 +174,8 @@ class _Search:
         for place, target in enumerate(targets):
             left = self.seconds - (time.perf_counter() - self.started)
             self._target(target, time.perf_counter() + left / (len(targets) - place))
+        if self.defect.failing is not None and not self.repairs.found:
+            self.repairs.advice += map(self._fewer_blocks, _crowds(self.defect.failing))
 
     def _target(self, target: int | None, until: float) -> None:
         trial, candidates = self._prepared(target, until)
@@ -168,7 +185,8 @@ class _Search:
         others = list(self._others(trial))
         for candidate in candidates:
             if time.perf_counter() > until:
-                self.repairs.stopped = f"{self.seconds:g} s"
+                of = "" if target is None or len(self.defect.races) == 1 else f" for race {target + 1}"
+                self.repairs.stopped = f"the time{of} was up"
                 return
             if self._known(candidate, target) or self._closing.intersection(candidate.unless):
                 continue
@@ -203,13 +221,22 @@ class _Search:
 
     def _trial(self, config: Config) -> _Trial | None:
         try:
-            self.protocol.accept(config)
-            program = self.protocol.program(config)
-            report = find_races(compile_tables(program))
+            return self._accepted(config)
         except LabError:
             return None  # a configuration that the protocol refuses shows nothing
+
+    def _accepted(self, config: Config) -> _Trial:
+        """A configuration's trial.
+
+        Raises:
+            LabError: The protocol refuses it.
+        """
+        self.protocol.accept(config)
+        program = self.protocol.program(config)
+        report = find_races(compile_tables(program))
         determinate = why_not_determinate(report.execution, bool(report.races)) is None
-        return _Trial(config, program, frozenset(key_of(race) for race in report.races), determinate)
+        keys = frozenset(key_of(race) for race in report.races)
+        return _Trial(config, program, keys, determinate, frozenset(_outcomes(report.execution, keys)))
 
     def _small_racing(self, target: int, until: float) -> _Trial | None:
         key = key_of(self.defect.races[target])
@@ -241,11 +268,44 @@ class _Search:
         return None
 
     def _others(self, trial: _Trial) -> Iterator[_Trial]:
-        """One call more, one rank more."""
-        for change in ({"calls": trial.config.calls + 1}, {"world": trial.config.world + 1}):
-            found = self._trial(replace(trial.config, **change))  # type: ignore[arg-type]
-            if found is not None:
-                yield found
+        """One call more, one rank more, where the program as it is has no defects but those that are to be repaired."""
+        for what in ("calls", "world"):
+            number = getattr(trial.config, what) + 1
+            try:
+                found = self._accepted(replace(trial.config, **{what: number}))
+            except LabError as refused:
+                why = f"the protocol is refused there ({str(refused).splitlines()[0]})"
+            else:
+                more = self._more(trial, found)
+                if not more:
+                    yield found
+                    continue
+                why = f"the protocol has other defects there ({'; '.join(more)})"
+            said = f"not confirmed at {what} {number}: {why}"
+            if said not in self.repairs.unconfirmed:
+                self.repairs.unconfirmed.append(said)
+
+    def _more(self, trial: _Trial, larger: _Trial) -> list[str]:
+        """Defects of a larger program that neither the one asked for nor the small one has, in words."""
+        known = set(trial.outcomes)
+        if not self.defect.races or self.defect.kind in ("hang", "abort"):
+            known.add(_OUTCOMES.get(self.defect.kind, ""))
+        races = larger.keys - trial.keys - self._asked.keys
+        return sorted({_where(key) for key in races} | (larger.outcomes - known))
+
+    def _fewer_blocks(self, crowd: Crowd) -> str:
+        """What to do where blocks that wait hold the slots of those they wait for, tried if it can be."""
+        slots, fitting = crowd.slots.count, crowd.fitting
+        short = (
+            f"GPU {crowd.slots.gpu}: {crowd.waiting} of {crowd.blocks} blocks wait for its {slots} "
+            f"slot{'s' if slots > 1 else ''}, which {crowd.launches} launch{'es' if crowd.launches > 1 else ''} share"
+        )
+        if not fitting:
+            return f"{short}: not even one block of each fits; fewer ranks a GPU, or launches that do not overlap"
+        fits = self._trial(replace(self.config, blocks=fitting))
+        free = fits is not None and not judge_program(fits.program, self.larger).verdict.startswith(("hang", "abort"))
+        tried = f" (tried: with --blocks {fitting} nothing hangs)" if free else ""
+        return f"{short}: at most {fitting} block{'s' if fitting > 1 else ''} a launch{tried}"
 
     # ---- one candidate
 
@@ -312,6 +372,34 @@ class _Search:
                 covered=asked.covered if asked is not None and everything else "",
             )
         )
+
+
+_WRONG = "wrong values that no race explains"
+_OUTCOMES = {"wrong": _WRONG, "hang": "a hang", "abort": "an abort"}
+
+
+def _outcomes(execution: Execution, keys: frozenset[Key]) -> Iterator[str]:
+    """What is wrong with an execution that none of the races `keys` explains, in words."""
+    if execution.outcome == m.HANG:
+        yield _OUTCOMES["hang"]
+    if execution.state.counts[m.C_ABORTS]:
+        yield _OUTCOMES["abort"]
+    if execution.state.counts[m.C_WRONG]:
+        explainer = Explainer(execution)
+        if any(explainer.race_key(fault) not in keys for _, _, fault in explainer.faults(limit=64)):
+            yield _WRONG
+
+
+def _where(key: Key) -> str:
+    """A kind of race by its lines."""
+    lines = dict.fromkeys(site for site, _ in key[0])  # type: ignore[attr-defined]
+    return f"a race of {' and '.join(lines)}"
+
+
+def _crowds(failing: Execution) -> list[Crowd]:
+    """The GPUs whose slots had run out when nothing could move."""
+    stuck = failing if failing.outcome == m.HANG else before_giving_up(failing)
+    return [] if stuck is None else crowds(stuck)
 
 
 def _basis(judgement: Judgement) -> str:

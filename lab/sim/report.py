@@ -61,11 +61,11 @@ def _repairs(verdict: Verdict) -> Iterator[str]:
         for number in range(1, len(verdict.races) + 1):
             some = [repair for repair in verdict.repairs if number in repair.closes]
             yield from _closing(f"race {number} is closed by one change", some)
-            if not some:
+            if not some and verdict.changes_tried:
                 yield f"\nno single change that was tried closes race {number}"
         rest = [repair for repair in verdict.repairs if not repair.closes]
         yield from _closing(f"the {verdict.verdict} is closed by one change", rest)
-        if not rest and not verdict.races:
+        if not rest and not verdict.races and verdict.changes_tried:
             yield "\nno single change that was tried closes it"
     yield f"\n{verdict.repairs_tried}"
 

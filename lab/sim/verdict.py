@@ -151,7 +151,8 @@ class Verdict:
         proof: What the verdict covers and what it does not.
         notes: For each race, its smallest witness, or that none was found.
         repairs: Single changes that close something, the cheapest first.
-        repairs_tried: How many were tried, and whether all; empty: none was looked for.
+        repairs_tried: How many were tried, and whether all, and what else is to be said; empty: none was looked for.
+        changes_tried: How many were tried.
         interrupted: Ctrl-C ended it; the rest is what was found until then.
     """
 
@@ -173,6 +174,7 @@ class Verdict:
     notes: tuple[str, ...] = ()
     repairs: tuple[Repair, ...] = ()
     repairs_tried: str = ""
+    changes_tried: int = 0
     interrupted: bool = False
 
     @property

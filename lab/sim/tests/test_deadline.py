@@ -14,6 +14,7 @@ from lab.sim.check import check
 from lab.sim.deadline import Deadline
 from lab.sim.minimise import key_of, smallest_witness
 from lab.sim.races import find_races
+from lab.sim.report import report
 
 SEED = load("seed_two_shot")
 CONFIG = SEED.config(world=2, blocks=2, calls=2, bytes=(4096,))
@@ -35,7 +36,7 @@ def test_without_time_the_races_are_still_named_and_what_was_left_out_is_said():
     assert sum(LEFT_OUT in note for note in verdict.notes) == 2
     assert verdict.witness == () and verdict.repairs == ()
     assert "no single change tried: the deadline of 1e-06 s had passed" in verdict.repairs_tried
-    assert "stopped early" in verdict.proof
+    assert "stopped early: deadline of 1e-06 s" in verdict.proof and "no single change that" not in report(verdict)
 
 
 def test_exploration_leaves_time_for_the_witnesses():
@@ -43,7 +44,7 @@ def test_exploration_leaves_time_for_the_witnesses():
     started = time.perf_counter()
     verdict = check(SEED, CONFIG, executions=10**9, deadline=6.0)
     assert time.perf_counter() - started < 12
-    assert "stopped early: deadline of" in verdict.proof
+    assert "stopped early: deadline of 6 s, of which a part is kept for the witnesses" in verdict.proof
     assert verdict.witness and all("lab replay" in note for note in verdict.notes[:2])
 
 

@@ -319,9 +319,72 @@ def test_where_a_larger_program_can_only_be_explored_the_repair_says_so():
     assert "the hang is closed by one change" in report(verdict)
 
 
+SPLIT = """
+from lab.protocol.write import ACQUIRE, KIB, RELEASE, SYSTEM, UNCACHED, protocol
+
+
+def memory(m):
+    m.payload("inbox", m.max_elements, UNCACHED, source=m.world)
+    m.words("ready", m.world, UNCACHED)
+
+
+@protocol(memory=memory, blocks=1, bytes=1 * KIB, calls=3, world=2{refuses})
+def split(b):
+    n = b.elements // b.world * b.world
+    for j in b.peers:
+        b.copy(b.input[:n], b.on(j).inbox[b.rank][:n])
+    b.barrier()
+    for j in b.peers:
+        b.leader.store(b.on(j).ready[b.rank], b.call, RELEASE, SYSTEM)
+    for j in b.peers:
+        b.leader.wait(b.mine.ready[j], ">=", b.call, ACQUIRE, SYSTEM)
+    b.barrier()
+    b.reduce([b.input[:n] if j == b.rank else b.mine.inbox[j][:n] for j in range(b.world)], b.output[:n])
+"""
+
+
+@pytest.mark.parametrize(
+    ("refuses", "why"),
+    [
+        ("", "the protocol has other defects there (wrong values that no race explains)"),
+        (", accepts=lambda config: None if config.world == 2 else 'two ranks only'", "the protocol is refused there ("),
+    ],
+    ids=["other defects", "refused"],
+)
+def test_a_larger_configuration_that_is_broken_anyway_rejects_no_change(tmp_path, refuses, why):
+    """Three ranks leave the last elements of a size that three does not divide to nobody."""
+    place = tmp_path / "split.py"
+    place.write_text(SPLIT.replace("{refuses}", refuses))
+    verdict = repaired(load(f"{place}:split"), minimise=False)
+    assert {HANDSHAKE, BUFFER} <= set(kinds(verdict.repairs)) and all(r.everything for r in verdict.repairs)
+    assert f"not confirmed at world 3: {why}" in report(verdict)
+    assert not any("world 3" in place for r in verdict.repairs for place in r.tried_at)
+
+
+def test_where_a_larger_configuration_has_no_other_defect_it_confirms():
+    verdict = repaired(pull_without_done(), minimise=False)
+    assert "not confirmed" not in report(verdict)
+    assert all(any("world 3" in place for place in r.tried_at) for r in verdict.repairs)
+
+
+@pytest.mark.parametrize(("resident", "world", "gpus", "most"), [(1, 2, None, 1), (2, 4, 2, 1), (2, 3, 1, 0)])
+def test_blocks_that_find_no_slot_are_told_how_many_fit(resident, world, gpus, most):
+    """A barrier over the blocks of a launch needs all of them at once."""
+    changes = {"resident": resident, "world": world, "gpus": gpus, "blocks": 3, "calls": 1, "bytes": (4096,)}
+    found = load("one_shot")
+    verdict = repaired(found, found.config(options=(("barrier", True),), **changes), minimise=False)
+    assert verdict.verdict == "hang" and not verdict.repairs
+    text = report(verdict)
+    if most:
+        assert f"at most {most} block a launch (tried: with --blocks {most} nothing hangs)" in text
+    else:
+        assert "not even one block of each fits" in text
+
+
 def test_time_ends_it_and_is_said():
     verdict = check(pull_without_done(), repair_seconds=1e-6, minimise=False)
-    assert verdict.repairs == () and "not all: stopped after" in verdict.repairs_tried
+    assert verdict.repairs == () and "no single change tried in" in verdict.repairs_tried
+    assert "not all: the time was up" in verdict.repairs_tried and "no single change that" not in report(verdict)
 
 
 def test_ctrl_c_keeps_what_was_found():
