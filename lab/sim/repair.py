@@ -298,13 +298,13 @@ class _Search:
         slots, fitting = crowd.slots.count, crowd.fitting
         short = (
             f"GPU {crowd.slots.gpu}: {crowd.waiting} of {crowd.blocks} blocks wait for its {slots} "
-            f"slot{'s' if slots > 1 else ''}, which {crowd.launches} launch{'es' if crowd.launches > 1 else ''} share"
+            f"slot{'s' if slots > 1 else ''}, shared by {crowd.launches} launch{'es' if crowd.launches > 1 else ''}"
         )
         if not fitting:
             return f"{short}: not even one block of each fits; fewer ranks a GPU, or launches that do not overlap"
         fits = self._trial(replace(self.config, blocks=fitting))
         free = fits is not None and not judge_program(fits.program, self.larger).verdict.startswith(("hang", "abort"))
-        tried = f" (tried: with --blocks {fitting} nothing hangs)" if free else ""
+        tried = f" (tried: with --blocks {fitting} nothing hung)" if free else ""
         return f"{short}: at most {fitting} block{'s' if fitting > 1 else ''} a launch{tried}"
 
     # ---- one candidate
