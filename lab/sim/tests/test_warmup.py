@@ -51,6 +51,7 @@ def test_nothing_is_said_where_all_is_loaded_however_long_it_takes(monkeypatch):
 
 
 def test_the_clock_starts_after_it(monkeypatch):
+    checks.compile_engines(("sc",), False)
     monkeypatch.setattr(checks, "compile_engines", lambda *what: time.sleep(1.2))
     verdict = checks.check(two_phase, two_phase.config(world=2, calls=2), executions=20, deadline=1.0)
     assert verdict.executions == 20 and "stopped early" not in verdict.proof
