@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lab.cli.errors import DEFECT, StoppedError
+from lab.cli.errors import DEFECT, StoppedError, say
 from lab.cli.options import (
     Blocks,
     Bytes,
