@@ -203,7 +203,8 @@ def test_a_deadline_stops_all_workers_and_keeps_what_was_found(name, cluster):
 
 
 INTERRUPTED = """
-import sys, threading
+import signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is born with it ignored
 from lab.sim.executor import Dask, Threads
 from lab.sim.explore import explore
 from lab.sim.tests.test_executor import seed_two_shot
