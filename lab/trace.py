@@ -49,7 +49,8 @@ class Trace:
             raise LabError("source of a trace", value=self.source, hint=f"it is one of {', '.join(SOURCES)}")
         if len(self.spans) and int(self.spans["phase"].max()) >= len(self.phases):
             raise LabError("a span has a phase without a name", value=int(self.spans["phase"].max()))
-        if not np.all(np.isfinite(self.spans["begin"])) or np.any(self.spans["end"] < self.spans["begin"]):
+        begin, end = self.spans["begin"], self.spans["end"]
+        if not np.all(np.isfinite(begin) & np.isfinite(end) & (begin <= end)):
             raise LabError("a span of the trace ends before it begins")
 
     @classmethod

@@ -131,7 +131,8 @@ def search(
     """
     if memory not in m.MEMORY_MODELS:
         raise UnknownNameError("memory model", memory, m.MEMORY_MODELS)
-    limits = _Limits(time.perf_counter(), limit_states, deadline, memory_limit or _share_of_memory(), progress)
+    memory_limit = _share_of_memory() if memory_limit is None else memory_limit
+    limits = _Limits(time.perf_counter(), limit_states, deadline, memory_limit, progress)
     path = checkpoint_path(checkpoint)
     identity = f"{tables.program.fingerprint()} {memory} {'reduced' if reduce else 'full'} {'first' if stop else 'all'}"
     bounded = (tables.ops[:, t.TARGET] >= 0) & np.isin(tables.ops[:, t.KIND], (t.WAIT, t.WAIT_STAMP))

@@ -78,6 +78,8 @@ def test_other_bad_input_is_refused(tmp_path):
         Trace.load(tmp_path / "none.npz")
     with pytest.raises(LabError, match="ends before it begins"):
         trace_of([(0, 1, 0, "push", 5, 4)])
+    with pytest.raises(LabError, match="ends before it begins"):
+        trace_of([(0, 1, 0, "push", 5, float("nan"))])
     with pytest.raises(LabError, match="source of a trace"):
         Trace.of([], source="guessed", machine="")
     with pytest.raises(LabError, match="without a name"):

@@ -267,6 +267,13 @@ def test_a_stopped_search_goes_on_where_it_was(engine, tables, options, limit, t
     assert (part.states, part.transitions, flags(part)) == (whole.states, whole.transitions, flags(whole))
 
 
+def test_no_memory_at_all_is_a_limit_too():
+    tables = tables_of("two_phase", 3, 2, gather="shared")
+    for limit in (0, 1):
+        part = search(tables, reduce=False, stop=False, memory_limit=limit)
+        assert not part.complete and part.stopped is not None
+
+
 def test_memory_limit_ends_with_a_partial_result(tmp_path):
     tables = tables_of("two_phase", 3, 2, gather="shared")
     place = tmp_path / "search.npz"
