@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -127,7 +128,7 @@ def command(
             phase=tell,
             repair_progress=lambda tried, closing: tell(f"repairs: {tried} changes tried, {closing} close something"),
             executor=explorers,
-            compiling=lambda: say("compiling the simulator, once per version (about a minute)"),
+            compiling=cache(lambda: say("compiling the simulator, once per version (about a minute)")),
         )
     if json:
         emit_json(_document(verdict))

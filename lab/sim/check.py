@@ -79,7 +79,8 @@ def check(
         phase: Called with what is done next.
         executor: Who runs the executions (`executor.executor`); None: this thread. The verdict is the same.
         repair_progress: Called with the changes tried and those that close something.
-        compiling: Called, from another thread, when the engines have been compiling for a second.
+        compiling: Called, from another thread, when engines have been compiling for a second: those that explore, and
+            where there is something to repair, those that judge a changed program.
 
     Returns:
         The verdict. Ctrl-C keeps what was found until then.
@@ -88,7 +89,7 @@ def check(
         LabError: The configuration is refused, or the protocol's text is wrong.
     """
     config = config or protocol.config()
-    _compile(memory, EXHAUSTIVE in schedulers, repair_seconds > 0, compiling)
+    compile_engines((memory,), EXHAUSTIVE in schedulers, compiling)
     until = Deadline(deadline)
     phase("race check")
     program = protocol.program(config)
@@ -144,13 +145,11 @@ def check(
     shown = {place: witness.config for place, witness in small.items()}
     defect = Defect(races, verdict.verdict, memory, early_timeout, program, failing, shown)
     left = min(repair_seconds, until.left)
+    try:
+        compile_engines(dict.fromkeys((memory, *INTERLEAVED)), True, compiling)  # whatever judges a changed program
+    except KeyboardInterrupt:
+        return replace(verdict, repairs_tried="no single change tried: Ctrl-C came before", interrupted=True)
     return _with_repairs(verdict, find_repairs(protocol, config, defect, left, seed, repair_progress))
-
-
-def _compile(memory: str, searches: bool, repairs: bool, compiling: Callable[[], None]) -> None:
-    """Compile what a check will use: for repairs, whatever judges a changed program, too."""
-    memories = dict.fromkeys((memory, *INTERLEAVED) if repairs else (memory,))
-    compile_engines(memories, searches or repairs, compiling)
 
 
 def _of_the_whole(stopped: str | None, deadline: float | None, share: float) -> str | None:

@@ -9,6 +9,7 @@ from threading import Timer
 from numba.core import event
 
 from lab.protocol.tables import compile_tables
+from lab.sim.determinate import holds_under_every_model, why_not_determinate
 from lab.sim.directed import DIRECTED
 from lab.sim.explore import explore
 from lab.sim.minimise import key_of, smallest_witness
@@ -58,12 +59,15 @@ class _Slow(event.Listener):
 
 @cache
 def _explored(memory: str) -> None:
-    """Race check, exploration and a witness, of a program that races and goes wrong."""
+    """Race check, exploration and a witness of a program that races and goes wrong; the proof of one that is right."""
     config = two_phase.config(world=2, calls=3, options={"gather": "shared"})
     tables = compile_tables(two_phase.program(config))
     report = find_races(tables)
     explore(tables, memory, (DIRECTED, "random", "pct"), executions=12)
     smallest_witness(two_phase, config, memory, key_of(report.races[0]))
+    right = find_races(compile_tables(two_phase.program(two_phase.config(world=2, calls=2)))).execution
+    why_not_determinate(right, False)
+    holds_under_every_model(right)
 
 
 @cache
