@@ -22,7 +22,6 @@ from lab.cli.options import (
     World,
 )
 from lab.cli.output import emit_json
-from lab.errors import LabError
 
 if TYPE_CHECKING:
     from lab.sim.mutate import Outcome
@@ -52,9 +51,9 @@ def command(
     for every schedule of this configuration, or a search of all of them (`lab slack` says more). survived: nothing was
     found, and nothing is proved. Exit 1 if any mutant survived.
     """
-    from lab.cli.request import configured
+    from lab.cli.request import configured, require_right
     from lab.sim.executor import by_process
-    from lab.sim.judge import Limits, judge_program
+    from lab.sim.judge import Limits
     from lab.sim.mutate import judge_all
 
     found, config = configured(
@@ -73,11 +72,7 @@ def command(
     )
     program = found.program(config)
     limits = Limits(states=states, seed=seed)
-    original = judge_program(program, limits)
-    if original.caught:
-        raise LabError(
-            f"{protocol} is {original.verdict} as it stands, so its mutants say nothing", hint=f"lab check {protocol}"
-        )
+    require_right(protocol, program, limits, "its mutants say nothing")
     judged = judge_all(program, limits, by_process(workers))
     outcomes = judged.outcomes
     if json:
@@ -115,14 +110,4 @@ def _summary(outcomes: list[Outcome]) -> str:
 
 
 def _row(outcome: Outcome) -> dict[str, object]:
-    mutant = outcome.mutant
-    return {
-        "state": outcome.state,
-        "verdict": outcome.verdict,
-        "change": mutant.what,
-        "kind": mutant.kind,
-        "phase": mutant.phase,
-        "line": mutant.line,
-        "example": mutant.example,
-        "covered": outcome.proof,
-    }
+    return {"state": outcome.state, "verdict": outcome.verdict} | outcome.row()

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from lab.errors import LabError
 
 if TYPE_CHECKING:
+    from lab.protocol.program import Program
     from lab.protocol.write import Config, Protocol
+    from lab.sim.judge import Limits
 
 _UNITS = {
     **{"": 1, "b": 1},
@@ -77,3 +79,12 @@ def configured(
         options=tuple(options),
     )
     return protocol, config
+
+
+def require_right(name: str, program: Program, limits: Limits, otherwise: str) -> None:
+    """Refuse a protocol that is wrong as it stands; `otherwise` is what cannot be said of it then."""
+    from lab.sim.judge import judge_program
+
+    original = judge_program(program, limits)
+    if original.caught:
+        raise LabError(f"{name} is {original.verdict} as it stands, so {otherwise}", hint=f"lab check {name}")

@@ -24,10 +24,8 @@ from lab.cli.options import (
 )
 from lab.cli.output import emit_json
 from lab.cli.progress import telling
-from lab.errors import LabError
 
 if TYPE_CHECKING:
-    from lab.sim.mutate import Outcome
     from lab.sim.slack import Depth, Slack
 
 
@@ -56,8 +54,8 @@ def command(
     repeat it with the ranks, blocks and calls that you run.
     """
     try:
-        from lab.cli.request import configured
-        from lab.sim.judge import Limits, judge_program
+        from lab.cli.request import configured, require_right
+        from lab.sim.judge import Limits
         from lab.sim.slack import slack_of
 
         found, config = configured(
@@ -76,12 +74,7 @@ def command(
         )
         program = found.program(config)
         limits = Limits(states=states, seed=seed)
-        original = judge_program(program, limits)
-        if original.caught:
-            raise LabError(
-                f"{protocol} is {original.verdict} as it stands, so nothing can be called spare",
-                hint=f"lab check {protocol}",
-            )
+        require_right(protocol, program, limits, "nothing can be called spare")
         with telling() as tell:
             slack = slack_of(program, limits, tell)
     except KeyboardInterrupt:
@@ -143,8 +136,8 @@ def _depth_lines(depth: Depth) -> Iterator[str]:
 def _document(slack: Slack) -> dict[str, object]:
     together = slack.together
     return {
-        "slack": [_row(outcome) for outcome in slack.items],
-        "open": [_row(outcome) for outcome in slack.unproved],
+        "slack": [outcome.row() for outcome in slack.items],
+        "open": [outcome.row() for outcome in slack.unproved],
         "depths": [
             {
                 "region": depth.dimension.region,
@@ -178,15 +171,3 @@ _NOTHING_YET: dict[str, object] = {
     "of": None,
     "interrupted": True,
 }
-
-
-def _row(outcome: Outcome) -> dict[str, object]:
-    mutant = outcome.mutant
-    return {
-        "change": mutant.what,
-        "kind": mutant.kind,
-        "phase": mutant.phase,
-        "line": mutant.line,
-        "example": mutant.example,
-        "covered": outcome.proof,
-    }

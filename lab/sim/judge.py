@@ -144,6 +144,12 @@ def races_of_several(tables: Tables, first: RaceReport, seed: int) -> tuple[Race
     return tuple(races.values())
 
 
+def _defect(wrong: int, hang: int, memory: str, covered: str) -> Judgement:
+    """What fails under a memory model: a wrong value before a hang before an abort."""
+    kind = "wrong" if wrong else "hang" if hang else "abort"
+    return Judgement(f"{kind} ({memory})", Basis.DEFECT, covered)
+
+
 def _explored(tables: Tables, limits: Limits, models: tuple[str, ...]) -> Judgement | None:
     """The defect that exploration finds under some memory model; None: it finds none."""
     for memory in models:
@@ -158,8 +164,7 @@ def _explored(tables: Tables, limits: Limits, models: tuple[str, ...]) -> Judgem
         if found.stopped == INTERRUPTED:
             raise KeyboardInterrupt
         if found.failing:
-            kind = "wrong" if found.wrong else "hang" if found.hangs else "abort"
-            return Judgement(f"{kind} ({memory})", Basis.DEFECT, f"{found.executions} executions under {memory}")
+            return _defect(found.wrong, found.hangs, memory, f"{found.executions} executions under {memory}")
     return None
 
 
@@ -182,8 +187,7 @@ def _searched(tables: Tables, limits: Limits) -> Judgement:
         if found.stopped == INTERRUPTED:
             raise KeyboardInterrupt
         if found.failed:
-            kind = "wrong" if found.wrong else "hang" if found.hang else "abort"
-            return Judgement(f"{kind} ({memory})", Basis.DEFECT, found.covered)
+            return _defect(found.wrong, found.hang, memory, found.covered)
         if found.complete:
             complete.add(memory)
         covered.append(found.covered if found.complete else f"{found.covered} ({found.stopped})")

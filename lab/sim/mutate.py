@@ -83,6 +83,18 @@ class Outcome:
         """caught, slack or survived."""
         return "caught" if self.caught else "slack" if self.proved else "survived"
 
+    def row(self) -> dict[str, object]:
+        """What was changed, where, and what the outcome rests on, for a table."""
+        mutant = self.mutant
+        return {
+            "change": mutant.what,
+            "kind": mutant.kind,
+            "phase": mutant.phase,
+            "line": mutant.line,
+            "example": mutant.example,
+            "covered": self.proof,
+        }
+
 
 def mutants(program: Program) -> Iterator[Mutant]:
     """All single changes of a program's own synchronisation; the runtime's launches and kernel ends are left alone.

@@ -111,29 +111,28 @@ class RowSearch:
     @property
     def done(self) -> bool:
         """Whether every state has been expanded."""
-        return bool(self.rows.counts[N_HEAD] == self.rows.counts[N_STATES])
+        return self.rows.done
 
     def advance(self, states: int, memory_limit: int | None) -> int:
         """Expand up to so many states; returns FINISHED, FAILED, LIMIT, or FULL at the memory limit."""
-        target = int(self.rows.counts[N_HEAD]) + states
-        while True:
-            why = int(
-                _explore(
-                    *self._arguments(),
-                    self.rows.failed_choice,
-                    self.partner_at,
-                    self.partners,
-                    self.lowest,
-                    self.reduce,
-                    self.stop,
-                    self.early,
-                    target,
-                    self.in_flight,
-                    self.entities,
-                )
+        return self.rows.advance(self._expand, states, len(self.entities), len(self.scratch), memory_limit)
+
+    def _expand(self, target: int) -> int:
+        return int(
+            _explore(
+                *self._arguments(),
+                self.rows.failed_choice,
+                self.partner_at,
+                self.partners,
+                self.lowest,
+                self.reduce,
+                self.stop,
+                self.early,
+                target,
+                self.in_flight,
+                self.entities,
             )
-            if why != FULL or not self.rows.grow(len(self.entities), len(self.scratch), memory_limit):
-                return why
+        )
 
     def failing(self) -> np.ndarray | None:
         """int32, the choices of the first schedule that fails; None: none was found."""

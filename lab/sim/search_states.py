@@ -5,6 +5,7 @@ The hash only finds where to look, so no state is taken for another.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +40,32 @@ class Rows:
     def bytes(self) -> int:
         """Memory in use."""
         return sum(a.nbytes for a in (self.arena, self.offset, self.parent, self.choice, self.table))
+
+    @property
+    def done(self) -> bool:
+        """Whether every state has been expanded."""
+        return bool(self.counts[N_HEAD] == self.counts[N_STATES])
+
+    def advance(
+        self, explore: Callable[[int], int], states: int, moves: int, widest: int, memory_limit: int | None
+    ) -> int:
+        """Expand up to so many states, making room as it is needed (see `grow`).
+
+        Args:
+            explore: Expands states until so many have been expanded in all, or says why not.
+            states: How many more.
+            moves: Successors of one state, at most.
+            widest: Integers of a row, at most.
+            memory_limit: Bytes; None: none.
+
+        Returns:
+            FINISHED, FAILED, LIMIT, or FULL at the memory limit.
+        """
+        target = int(self.counts[N_HEAD]) + states
+        while True:
+            why = explore(target)
+            if why != FULL or not self.grow(moves, widest, memory_limit):
+                return why
 
     def parts(self) -> dict[str, np.ndarray]:
         """What a checkpoint holds."""

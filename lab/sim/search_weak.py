@@ -142,30 +142,29 @@ class WeakSearch:
     @property
     def done(self) -> bool:
         """Whether every state has been expanded."""
-        return bool(self.rows.counts[N_HEAD] == self.rows.counts[N_STATES])
+        return self.rows.done
 
     def advance(self, states: int, memory_limit: int | None) -> int:
         """Expand up to so many states; returns FINISHED, FAILED, LIMIT, or FULL at the memory limit."""
-        target = int(self.rows.counts[N_HEAD]) + states
-        while True:
-            why = int(
-                _explore(
-                    self.static,
-                    self.state,
-                    self.log,
-                    self.future,
-                    self.room,
-                    self.scratch,
-                    *self._found(),
-                    self.rows.failed_choice,
-                    *self._choosing(),
-                    self.moves,
-                    self.stop,
-                    target,
-                )
+        return self.rows.advance(self._expand, states, self.moves.shape[1], len(self.scratch), memory_limit)
+
+    def _expand(self, target: int) -> int:
+        return int(
+            _explore(
+                self.static,
+                self.state,
+                self.log,
+                self.future,
+                self.room,
+                self.scratch,
+                *self._found(),
+                self.rows.failed_choice,
+                *self._choosing(),
+                self.moves,
+                self.stop,
+                target,
             )
-            if why != FULL or not self.rows.grow(self.moves.shape[1], len(self.scratch), memory_limit):
-                return why
+        )
 
     def failing(self) -> np.ndarray | None:
         """int32, the choices of the first schedule that fails; None: none was found."""
