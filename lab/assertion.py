@@ -13,9 +13,9 @@ from typing import Any
 from lab.protocol.library import BUILT_IN, load
 from lab.protocol.write import Protocol
 from lab.sim import check as sim
-from lab.sim.executor import executor
-from lab.sim.report import report
-from lab.sim.verdict import Verdict
+from lab.sim.explain.report import report
+from lab.sim.explore.executor import executor
+from lab.sim.order.verdict import Verdict
 
 
 class ProtocolDefect(AssertionError):

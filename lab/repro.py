@@ -1,6 +1,6 @@
 """The main job: why the seed's two-shot fails at a small gate and passes its self-test at a large one.
 
-`reproduce` does the work and returns a `Report`; `lab.cli.repro` prints it, `lab.plots.page` makes a page of it.
+`reproduce` does the work and returns a `Report`; `lab.cli.repro` prints it, `lab.pages.repro` makes a page of it.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from lab.gates import RUNS, V620, Rows, in_order
+from lab.gate_tables import RUNS, V620, Rows, in_order
 from lab.plots.story import Story, story
 from lab.protocol.library import load
 from lab.protocol.tables import compile_tables
 from lab.protocol.write import KIB, MIB, Config, Protocol
 from lab.sim.check import check
-from lab.sim.gates import GateRow
-from lab.sim.minimise import Key, Witness, key_of, smallest_witness
-from lab.sim.races import find_races
-from lab.sim.verdict import Race, Verdict
+from lab.sim.explain.minimise import Key, Witness, key_of, smallest_witness
+from lab.sim.order.races import find_races
+from lab.sim.order.verdict import Race, Verdict
+from lab.sim.timing.gates import GateRow
 
 SEED, REPAIRED = "seed_two_shot", "repaired_two_shot"
 GATES = (64 * KIB, 20 * MIB)  # a gate at which the self-test failed, and one at which it passed

@@ -35,7 +35,7 @@ from lab.protocol.write import (
     protocol,
 )
 from lab.sim.check import check, witnesses
-from lab.sim.gates import gate_table
+from lab.sim.timing.gates import gate_table
 
 # %% [markdown]
 # ## 1. The table that looks like a defect of small messages

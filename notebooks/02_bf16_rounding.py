@@ -15,12 +15,10 @@ import numpy as np
 import pandas as pd
 
 from lab.plots.drift import plot_drift
-from lab.sim import rounding_proof as proof
-from lab.sim import rounding_spec as spec
-from lab.sim.drift import RCCL_ADD, Stream, all_paths, fused, measure
-from lab.sim.drift_law import DELTA
-from lab.sim.identify import identify, probe_inputs
-from lab.sim.rounding import DETERMINISTIC_MODES, RoundMode, bf16_to_fp32, round_with, to_bf16
+from lab.sim.rounding import DETERMINISTIC_MODES, RoundMode, bf16_to_fp32, proof, round_with, spec, to_bf16
+from lab.sim.rounding.drift import RCCL_ADD, Stream, all_paths, fused, measure
+from lab.sim.rounding.drift_law import DELTA
+from lab.sim.rounding.identify import identify, probe_inputs
 
 pd.set_option("display.max_colwidth", None)
 
@@ -86,7 +84,7 @@ rows[["published drift", "drift", "drift_law", "published gain", "gain", "gain_l
 # averages 1 / (2 ln 2): **0.282 % a store**. After T stores the oldest part of the stream has lost that T times.
 # Rounding to nearest loses as often as it gains, and only noise is left, which grows like the square root.
 #
-# Points are simulated, lines are the closed forms of `lab.sim.drift_law`.
+# Points are simulated, lines are the closed forms of `lab.sim.rounding.drift_law`.
 
 # %%
 assert abs(100 * DELTA - 0.282) < 0.001

@@ -19,8 +19,8 @@ from lab.kernels.stamps import MEETINGS
 from lab.plots.phases import phases_figure
 from lab.protocol.library import load
 from lab.protocol.tables import compile_tables
-from lab.sim.timed_trace import trace_of
-from lab.sim.timing import simulate
+from lab.sim.timing.timed_trace import trace_of
+from lab.sim.timing.timing import simulate
 from lab.trace import Trace
 
 pd.set_option("display.precision", 2)

@@ -10,7 +10,7 @@ from lab.cli import bench_rounding
 from lab.cli.output import emit_json
 
 if TYPE_CHECKING:
-    from lab.sim.bench import Row
+    from lab.sim.bench.measure import Row
 
 app = typer.Typer(help="Measure the lab's engines, with what limits them.", no_args_is_help=True)
 app.command("rounding")(bench_rounding.command)
@@ -28,7 +28,7 @@ def sim(
     """
     from lab.protocol.published import ENTRIES
     from lab.protocol.tables import compile_tables
-    from lab.sim.bench import measure
+    from lab.sim.bench.measure import measure
 
     defects = {}
     for entry in ENTRIES:

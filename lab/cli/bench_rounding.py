@@ -16,7 +16,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Bytes read and written a second, on one thread, and the ratio to numpy's copy in the same run."""
-    from lab.sim.rounding_bench import measure
+    from lab.sim.rounding.speed import measure
 
     rows = measure(mebibytes, rounds, peers=peers)
     if json:

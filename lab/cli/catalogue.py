@@ -15,7 +15,7 @@ from lab.errors import LabError
 
 if TYPE_CHECKING:
     from lab.protocol.published import Entry
-    from lab.sim.executor import Executor
+    from lab.sim.explore.executor import Executor
 
 
 def command(
@@ -36,8 +36,8 @@ def command(
     """
     from lab.errors import UnknownNameError
     from lab.protocol.published import ENTRIES, entry
-    from lab.sim.executor import by_process
-    from lab.sim.machine import MEMORY_MODELS
+    from lab.sim.explore.executor import by_process
+    from lab.sim.machine.interleaved import MEMORY_MODELS
 
     models = memory.split(",") if memory else list(MEMORY_MODELS)
     for name in models:
@@ -57,7 +57,7 @@ def command(
 
 @dataclass(frozen=True)
 class _Judging:
-    """What the judgements of all entries share; see `lab.sim.executor.Task`."""
+    """What the judgements of all entries share; see `lab.sim.explore.executor.Task`."""
 
     models: tuple[str, ...]
     executions: int

@@ -28,7 +28,7 @@ from lab.errors import LabError
 
 if TYPE_CHECKING:
     from lab.protocol.program import Program
-    from lab.sim.explore import Exploration
+    from lab.sim.explore.explore import Exploration
 
 
 def command(
@@ -87,9 +87,9 @@ def command(
     """
     from lab.cli.request import configured, size
     from lab.sim.check import check
-    from lab.sim.executor import executor
-    from lab.sim.report import report
-    from lab.sim.search import checkpoint_path
+    from lab.sim.explain.report import report
+    from lab.sim.explore.executor import executor
+    from lab.sim.search.search import checkpoint_path
 
     found, config = configured(
         protocol,

@@ -65,8 +65,8 @@ def command(
     from dataclasses import asdict, replace
 
     from lab.errors import UnknownNameError
-    from lab.sim import drift
-    from lab.sim.rounding_modes import RoundMode
+    from lab.sim.rounding import drift
+    from lab.sim.rounding.modes import RoundMode
 
     given = {
         name: value
@@ -102,7 +102,7 @@ def command(
         paths = (*paths, drift.RCCL_ADD)
 
     if updates is not None:
-        from lab.sim.tensors import load_updates
+        from lab.sim.rounding.tensors import load_updates
 
         tensor, residual = load_updates(updates)
         measured = drift.measure_tensors(tensor, residual, paths)

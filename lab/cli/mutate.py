@@ -24,7 +24,7 @@ from lab.cli.options import (
 from lab.cli.output import emit_json
 
 if TYPE_CHECKING:
-    from lab.sim.mutate import Outcome
+    from lab.sim.change.mutate import Outcome
 
 
 def command(
@@ -52,9 +52,9 @@ def command(
     found, and nothing is proved. Exit 1 if any mutant survived.
     """
     from lab.cli.request import configured, require_right
-    from lab.sim.executor import by_process
-    from lab.sim.judge import Limits
-    from lab.sim.mutate import judge_all
+    from lab.sim.change.judge import Limits
+    from lab.sim.change.mutate import judge_all
+    from lab.sim.explore.executor import by_process
 
     found, config = configured(
         protocol,
@@ -99,7 +99,7 @@ def _print(outcome: Outcome) -> None:
 
 def _summary(outcomes: list[Outcome]) -> str:
     """How many of each state, and the mutation score: caught of those that are not proved right."""
-    from lab.sim.mutate import score
+    from lab.sim.change.mutate import score
 
     counts = {state: sum(o.state == state for o in outcomes) for state in ("caught", "slack", "survived")}
     share = score(outcomes)

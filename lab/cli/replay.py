@@ -17,8 +17,8 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print the steps and the outcome as JSON.")] = False,
 ) -> None:
     """Repeat a schedule line; exit 1 if the execution is wrong, hangs or aborts, 0 if it is fine."""
-    from lab.sim.replay import replay
-    from lab.sim.report import what_failed
+    from lab.sim.explain.replay import replay
+    from lab.sim.explain.report import what_failed
 
     found = replay(line)
     if json:

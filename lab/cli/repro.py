@@ -16,9 +16,9 @@ from lab.errors import LabError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lab.gates import Table
+    from lab.gate_tables import Table
     from lab.repro import Report
-    from lab.sim.gates import GateRow
+    from lab.sim.timing.gates import GateRow
 
 DIFFERS = 1
 
@@ -35,7 +35,7 @@ def command(
     passes at 20 MiB; 1 when not.
     """
     check_writable(out)
-    from lab.plots.page import write_page
+    from lab.pages.repro import write_page
     from lab.repro import reproduce
 
     processes = min(2, os.cpu_count() or 1)
@@ -75,7 +75,7 @@ def _progress(text: str) -> None:
 
 
 def _row(row: GateRow) -> None:
-    from lab.gates import gate_name, percent
+    from lab.gate_tables import gate_name, percent
 
     if sys.stderr.isatty():
         what = f"{row.preset}, {gate_name(row.gate_kib)}, {row.mode}: {percent(row.fail_share)} of {row.unit} fail"
@@ -86,7 +86,7 @@ def print_report(report: Report) -> None:
     """Print the gate table and both findings for a person."""
     from rich.console import Console
 
-    from lab.gates import gate_tables
+    from lab.gate_tables import gate_tables
 
     console = Console(highlight=False)
     for table in gate_tables(report.rows):

@@ -9,7 +9,7 @@ from lab.errors import LabError
 if TYPE_CHECKING:
     from lab.protocol.program import Program
     from lab.protocol.write import Config, Protocol
-    from lab.sim.judge import Limits
+    from lab.sim.change.judge import Limits
 
 _UNITS = {
     **{"": 1, "b": 1},
@@ -55,7 +55,7 @@ def configured(
 ) -> tuple[Protocol, Config]:
     """The protocol and configuration that a command line asks for; None keeps the protocol's default."""
     from lab.protocol.library import load
-    from lab.sim.schedule import like
+    from lab.sim.machine.schedule import like
 
     protocol = load(name)
     known = dict(protocol.defaults.options)
@@ -83,7 +83,7 @@ def configured(
 
 def require_right(name: str, program: Program, limits: Limits, otherwise: str) -> None:
     """Refuse a protocol that is wrong as it stands; `otherwise` is what cannot be said of it then."""
-    from lab.sim.judge import judge_program
+    from lab.sim.change.judge import judge_program
 
     original = judge_program(program, limits)
     if original.caught:

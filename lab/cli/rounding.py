@@ -25,7 +25,7 @@ def prove(
     """Compare every loop with the specification on all 2^32 fp32 inputs. Exit 1 if one differs or a fault is missed."""
     import time
 
-    from lab.sim import rounding_proof as proof
+    from lab.sim.rounding import proof
 
     start = time.perf_counter()
     modes = proof.prove_modes(threads=threads)
@@ -99,9 +99,9 @@ def identify(
     """
     from functools import partial
 
-    from lab.sim import identify as judge
-    from lab.sim.rounding import round_with
-    from lab.sim.rounding_modes import conversion
+    from lab.sim.rounding import identify as judge
+    from lab.sim.rounding.convert import round_with
+    from lab.sim.rounding.modes import conversion
 
     wanted = conversion(require) if require else None
     if box.partition("-")[0].lower() in ("aiter", "opus", "ck"):
@@ -152,7 +152,7 @@ def probe(
     """Write the inputs that tell the modes apart, as `inputs` in a .npz; add your `outputs` to it."""
     import numpy as np
 
-    from lab.sim.identify import probe_inputs
+    from lab.sim.rounding.identify import probe_inputs
 
     x = probe_inputs(repeats)
     try:

@@ -26,7 +26,7 @@ from lab.cli.output import emit_json
 from lab.cli.progress import telling
 
 if TYPE_CHECKING:
-    from lab.sim.slack import Depth, Slack
+    from lab.sim.change.slack import Depth, Slack
 
 
 def command(
@@ -55,8 +55,8 @@ def command(
     """
     try:
         from lab.cli.request import configured, require_right
-        from lab.sim.judge import Limits
-        from lab.sim.slack import slack_of
+        from lab.sim.change.judge import Limits
+        from lab.sim.change.slack import slack_of
 
         found, config = configured(
             protocol,

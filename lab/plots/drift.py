@@ -11,7 +11,7 @@ from lab.errors import LabError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from lab.sim.drift import Measured
+    from lab.sim.rounding.drift import Measured
 
 
 def plot_drift(measured: Sequence["Measured"], out: Path | str | None = None) -> "Figure":

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lab.plots.style import BLUE, FAINT_TEXT, GREEN, RED
-from lab.sim.gate_reference import REFERENCES
-from lab.sim.gates import GateRow
-from lab.sim.presets import PRESETS
+from lab.sim.timing.gate_reference import REFERENCES
+from lab.sim.timing.gates import GateRow
+from lab.sim.timing.presets import PRESETS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

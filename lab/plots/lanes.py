@@ -16,8 +16,8 @@ import numpy as np
 from lab.plots.story import Story
 from lab.protocol import tables as t
 from lab.protocol.program import Agent, Expect
-from lab.sim.explain import Explainer, Fault
-from lab.sim.races import accesses
+from lab.sim.explain.wrong import Explainer, Fault
+from lab.sim.order.races import accesses
 
 WORK, SYNC = "work", "sync"
 _WIDTH = {WORK: 1.0, SYNC: 0.26}

@@ -11,9 +11,9 @@ import numpy as np
 
 from lab.protocol import tables as t
 from lab.protocol.program import Expect
-from lab.sim.explain import Explainer, Fault, WitnessStep, witness
-from lab.sim.values import Output, outputs
-from lab.sim.verdict import Access, Wrong, access_of, ranges
+from lab.sim.explain.values import Output, outputs
+from lab.sim.explain.wrong import Explainer, Fault, WitnessStep, witness
+from lab.sim.order.verdict import Access, Wrong, access_of, ranges
 
 TOO_EARLY, TOO_LATE = "too early", "too late"
 

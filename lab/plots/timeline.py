@@ -29,7 +29,7 @@ from lab.plots.style import (
     Ink,
     phase_inks,
 )
-from lab.sim.explain import Explainer, Fault
+from lab.sim.explain.wrong import Explainer, Fault
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -508,7 +508,7 @@ def _key(value: object) -> object:
 
 @dataclass(frozen=True)
 class Residency:
-    """A GPU on which more blocks may want to run than it has slots for (`lab.protocol.dispatch`).
+    """A GPU on which more blocks may want to run than it has slots for (`lab.protocol.language.dispatch`).
 
     Attributes:
         gpu: Its number.

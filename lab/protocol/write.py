@@ -13,20 +13,12 @@
 Python runs once for every (rank, block, call) and is the macro language: loops and ifs over rank, block, call and size
 are ordinary Python. Only verbs are recorded. Values that exist at run time are registers (`lab.protocol.expr`).
 
-A scenario says what the hosts do: `back_to_back` and `isolated` (`lab.protocol.scenario`), or your own.
+A scenario says what the hosts do: `back_to_back` and `isolated` (`lab.protocol.language.scenario`), or your own.
 """
 
-from __future__ import annotations
-
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
-
-from lab.errors import LabError, UnknownNameError
-from lab.protocol.block import Block
-from lab.protocol.build import Builder
-from lab.protocol.config import (
+from lab.protocol.expr import Expr, Reg
+from lab.protocol.language.block import Block
+from lab.protocol.language.config import (
     ACQ_REL,
     ACQUIRE,
     BLOCK,
@@ -34,9 +26,7 @@ from lab.protocol.config import (
     CACHED,
     DEVICE,
     HOST_MAPPED,
-    ITEMSIZE,
     KIB,
-    MAX_BLOCKS,
     MIB,
     RELAXED,
     RELEASE,
@@ -45,160 +35,11 @@ from lab.protocol.config import (
     WAVE,
     Config,
 )
-from lab.protocol.expr import Expr, Reg
-from lab.protocol.host import Host
-from lab.protocol.layout import Buffer, View
-from lab.protocol.memory import Declare
-from lab.protocol.program import Cache, Program, Scope, WordRef
-from lab.protocol.scenario import SCENARIOS
-
-AbortWords = Callable[[str, int], int]
-AbortRecord = Callable[[AbortWords], "str | None"]
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """A protocol function with its memory, grid and defaults. `program()` records it at one configuration."""
-
-    name: str
-    kernel: Callable[[Block], None]
-    memory: Callable[[Declare], None]
-    blocks: Callable[[int], int]
-    threads: int
-    defaults: Config
-    scenarios: dict[str, Callable[[Host], None]]
-    accepts: Callable[[Config], str | None]
-    abort_record: Callable[[AbortWords], str | None]
-    about: str
-
-    def named(self, name: str) -> Protocol:
-        """The same protocol under the name by which the user refers to it."""
-        return replace(self, name=name)
-
-    def config(self, **changes: Any) -> Config:
-        """The defaults with `changes`; unknown options are refused.
-
-        Raises:
-            LabError: A value is out of range, or the protocol refuses it.
-        """
-        known = set(Config.__dataclass_fields__)
-        options = dict(self.defaults.options)
-        for name, value in dict(changes.pop("options", ())).items():
-            if name not in options:
-                raise UnknownNameError(f"option of {self.name}", name, options)
-            options[name] = value
-        for name in changes:
-            if name not in known:
-                raise UnknownNameError("parameter", name, known)
-        changes = {name: value for name, value in changes.items() if value is not None}
-        if isinstance(changes.get("bytes"), int):
-            changes["bytes"] = (changes["bytes"],)
-        config = replace(self.defaults, **changes, options=tuple(sorted(options.items())))
-        self.accept(config)
-        return config
-
-    def program(self, config: Config | None = None, **changes: Any) -> Program:
-        """Record the protocol.
-
-        Args:
-            config: A configuration from `config()`; None: the defaults with `changes`.
-            **changes: As for `config()`.
-
-        Raises:
-            ProtocolError: The text of the protocol is wrong; the message begins with its line.
-            LabError: The configuration is out of range.
-        """
-        return Builder(self, config if config is not None else self.config(**changes)).build()
-
-    def accept(self, config: Config) -> None:
-        """Refuse a configuration that is out of range or that the protocol does not take.
-
-        Raises:
-            LabError: It says which value, and what to use.
-        """
-        _in_range("world", config.world, 1, 8)
-        _in_range("calls", config.calls, 1, 4096)
-        _in_range("waves", config.waves, 1, 32)
-        if config.blocks is not None:
-            _in_range("blocks", config.blocks, 1, MAX_BLOCKS)
-        if config.resident is not None:
-            _in_range("resident", config.resident, 1, 1 << 20)
-        if config.gpus is not None:
-            _in_range("gpus", config.gpus, 1, 8)
-            if config.resident is None:
-                raise LabError(
-                    "ranks that share a GPU compete for its slots, so say how many it has",
-                    value=f"gpus {config.gpus}",
-                    hint="resident is the number of blocks that a GPU runs at once",
-                )
-        if config.dtype not in ITEMSIZE:
-            raise UnknownNameError("dtype", config.dtype, ITEMSIZE)
-        if config.scenario not in self.scenarios:
-            raise UnknownNameError(f"scenario of {self.name}", config.scenario, self.scenarios)
-        if self.threads % config.waves:
-            raise LabError(
-                "the block does not divide into that many waves", value=config.waves, hint=f"{self.threads} threads"
-            )
-        for size in config.bytes:
-            if size <= 0 or size % config.itemsize:
-                raise LabError(
-                    "bytes is not a positive number of whole elements",
-                    value=size,
-                    hint=f"{config.dtype} takes {config.itemsize} bytes an element",
-                )
-            if size > config.max_bytes:
-                raise LabError("bytes is above the gate", value=size, hint=f"the gate is {config.max_bytes} bytes")
-        refusal = self.accepts(config)
-        if refusal:
-            raise LabError(f"{self.name} refuses this configuration: {refusal}", hint=f"asked for: {config}")
-
-
-def _in_range(name: str, value: int, lo: int, hi: int) -> None:
-    if not lo <= value <= hi:
-        raise LabError(f"{name} is out of range", value=value, hint=f"use {lo} to {hi}")
-
-
-def protocol(
-    *,
-    memory: Callable[[Declare], None],
-    blocks: Callable[[int], int] | int = 1,
-    threads: int = 256,
-    scenarios: dict[str, Callable[[Host], None]] | None = None,
-    accepts: Callable[[Config], str | None] = lambda config: None,
-    abort_record: AbortRecord = lambda words: None,
-    options: dict[str, object] | None = None,
-    **defaults: Any,
-) -> Callable[[Callable[[Block], None]], Protocol]:
-    """Make a protocol of a function of one block.
-
-    Args:
-        memory: Declares the regions of one rank.
-        blocks: The grid for a message of so many bytes; a number is the default of a grid that the configuration sets.
-        threads: Threads a block.
-        scenarios: What the hosts do, by name, besides `back_to_back` and `isolated`; the first given is the default.
-        accepts: Why a configuration is refused, or None.
-        abort_record: Decodes the protocol's own abort record of one rank from `words(region name, index)`; None: no
-            abort.
-        options: The protocol's own options with their defaults, found in `b.options`.
-        **defaults: Defaults of `Config`.
-    """
-
-    def wrap(kernel: Callable[[Block], None]) -> Protocol:
-        own = scenarios or {}
-        first = next(iter(own), "back_to_back")
-        given = {"scenario": first, **defaults}
-        if isinstance(blocks, int):
-            given["blocks"] = blocks
-        if isinstance(given.get("bytes"), int):
-            given["bytes"] = (given["bytes"],)
-        config = Config(**given, options=tuple(sorted((options or {}).items())))
-        about = inspect.getdoc(kernel) or ""
-        name = kernel.__name__
-        grid = (lambda nbytes: MAX_BLOCKS) if isinstance(blocks, int) else blocks
-        return Protocol(name, kernel, memory, grid, threads, config, {**SCENARIOS, **own}, accepts, abort_record, about)
-
-    return wrap
-
+from lab.protocol.language.host import Host
+from lab.protocol.language.layout import Buffer, View
+from lab.protocol.language.memory import Declare
+from lab.protocol.language.protocol import AbortWords, Protocol, protocol
+from lab.protocol.program import Cache, Scope, WordRef
 
 __all__ = [
     "ACQUIRE",
@@ -215,6 +56,7 @@ __all__ = [
     "SYSTEM",
     "UNCACHED",
     "WAVE",
+    "AbortWords",
     "Block",
     "Buffer",
     "Cache",

@@ -8,22 +8,23 @@ from dataclasses import replace
 from lab.protocol.program import Program
 from lab.protocol.tables import Tables, compile_tables
 from lab.protocol.write import Config, Protocol
-from lab.sim import machine as m
-from lab.sim.deadline import Deadline
-from lab.sim.determinate import holds_under_every_model, why_not_determinate
-from lab.sim.directed import DIRECTED, Plan, plan_of
-from lab.sim.executor import Executor
-from lab.sim.explore import INTERRUPTED, Exploration, explore
-from lab.sim.failure import Failure, failure_of
-from lab.sim.judge import RACE_CHECKED, races_of_several
-from lab.sim.minimise import Witness, key_of, smallest_witness
-from lab.sim.notes import notes, story
-from lab.sim.proof import proof
-from lab.sim.races import Execution, execute, find_races
-from lab.sim.repair import Defect, Repairs, find_repairs
-from lab.sim.schedule import Schedule
-from lab.sim.search import INTERLEAVED, SearchResult, search
-from lab.sim.verdict import Race, Verdict
+from lab.sim.change.judge import RACE_CHECKED, races_of_several
+from lab.sim.change.repair import Defect, Repairs, find_repairs
+from lab.sim.explain.coverage import proof
+from lab.sim.explain.failure import Failure, failure_of
+from lab.sim.explain.minimise import Witness, key_of, smallest_witness
+from lab.sim.explain.notes import notes, story
+from lab.sim.explore.deadline import Deadline
+from lab.sim.explore.directed import DIRECTED, Plan, plan_of
+from lab.sim.explore.executor import Executor
+from lab.sim.explore.explore import INTERRUPTED, Exploration, explore
+from lab.sim.machine import interleaved as m
+from lab.sim.machine.execution import Execution, execute
+from lab.sim.machine.schedule import Schedule
+from lab.sim.order.determinate import holds_under_every_model, why_not_determinate
+from lab.sim.order.races import find_races
+from lab.sim.order.verdict import Race, Verdict
+from lab.sim.search.search import INTERLEAVED, SearchResult, search
 from lab.sim.warmup import compile_engines
 
 EXHAUSTIVE = "exhaustive"

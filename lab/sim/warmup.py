@@ -9,13 +9,13 @@ from threading import Timer
 from numba.core import event
 
 from lab.protocol.tables import compile_tables
-from lab.sim.determinate import holds_under_every_model, why_not_determinate
-from lab.sim.directed import DIRECTED
-from lab.sim.explore import explore
-from lab.sim.minimise import key_of, smallest_witness
-from lab.sim.races import find_races
-from lab.sim.search import search
-from lab.sim.search_models import two_phase
+from lab.sim.bench.models import two_phase
+from lab.sim.explain.minimise import key_of, smallest_witness
+from lab.sim.explore.directed import DIRECTED
+from lab.sim.explore.explore import explore
+from lab.sim.order.determinate import holds_under_every_model, why_not_determinate
+from lab.sim.order.races import find_races
+from lab.sim.search.search import search
 
 _TOLD_AFTER = 1.0  # seconds of compiling
 _STATES = 100

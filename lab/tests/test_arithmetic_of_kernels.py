@@ -5,10 +5,10 @@ import importlib.util
 import numpy as np
 import pytest
 
-from lab.sim.arithmetic import Arithmetic, all_reduce, narrow
-from lab.sim.drift import METRICS, Path, Stream, fused, measure
-from lab.sim.rounding import to_bf16
-from lab.sim.rounding_modes import NanRule, RoundMode
+from lab.sim.rounding.arithmetic import Arithmetic, all_reduce, narrow
+from lab.sim.rounding.convert import to_bf16
+from lab.sim.rounding.drift import METRICS, Path, Stream, fused, measure
+from lab.sim.rounding.modes import NanRule, RoundMode
 
 WORLD = 3
 SIZE = 4099  # no multiple of a vector or of the ranks

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 from lab import cli
 from lab.cli import slack as cli_slack
 from lab.protocol.library import load
-from lab.sim import judge as sim_judge
-from lab.sim import mutate as sim_mutate
-from lab.sim.mutate import judge, mutants
-from lab.sim.slack import Slack
+from lab.sim.change import judge as sim_judge
+from lab.sim.change import mutate as sim_mutate
+from lab.sim.change.mutate import judge, mutants
+from lab.sim.change.slack import Slack
 
 
 def test_every_mutant_of_the_repaired_two_shot_is_caught_or_proved_slack():

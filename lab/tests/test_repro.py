@@ -9,11 +9,11 @@ from itertools import pairwise
 import pytest
 
 from lab import cli
-from lab import gates as gate_module
+from lab import gate_tables as gate_module
 from lab import repro as repro_module
-from lab.gates import Rows, gate_tables, in_order, percent, share, tasks
+from lab.gate_tables import Rows, gate_tables, in_order, percent, share, tasks
+from lab.pages.repro import render, write_page
 from lab.plots.lanes import SYNC, WORK, arrange
-from lab.plots.page import render, write_page
 from lab.plots.story import TOO_EARLY, TOO_LATE, story
 from lab.plots.style import INKS, inline_svg
 from lab.plots.timeline import timeline

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.sim import drift
-from lab.sim.arithmetic import Arithmetic, all_reduce, narrow, widen
-from lab.sim.rounding import to_bf16, to_fp16
-from lab.sim.rounding_modes import DETERMINISTIC_MODES, NanRule, RoundMode
+from lab.sim.rounding import drift
+from lab.sim.rounding.arithmetic import Arithmetic, all_reduce, narrow, widen
+from lab.sim.rounding.convert import to_bf16, to_fp16
+from lab.sim.rounding.modes import DETERMINISTIC_MODES, NanRule, RoundMode
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "do_the_rounding_modes_agree"
 DTYPES = ("bf16", "fp16")

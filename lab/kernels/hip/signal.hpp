@@ -31,7 +31,7 @@ LAB_DEVICE void write_epoch(const Call& call, u64 epoch) {
 ///
 /// A launch that starts early reads and advances it beside its predecessor's end. That one has published its
 /// number before it let this launch start, and all other memory is touched after start_after_predecessor.
-/// lab/protocol/signal.py has both launches; the CPU host plays both (host_run.hpp).
+/// lab/protocol/library/signal.py has both launches; the CPU host plays both (host_run.hpp).
 LAB_DEVICE Turn begin_call(const Call& call) {
     const u64* word = &call.control->epoch[block_index()];
     const bool early = starts_early(call.early);

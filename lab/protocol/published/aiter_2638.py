@@ -9,8 +9,8 @@ Fix: agree on the count before anything is indexed by it.
 
 from __future__ import annotations
 
+from lab.protocol.language.scenario import back_to_back
 from lab.protocol.published.shared import flag_per_block_and_rank, only, publish_and_pull
-from lab.protocol.scenario import back_to_back
 from lab.protocol.write import ACQUIRE, DEVICE, HOST_MAPPED, RELEASE, SYSTEM, Block, Declare, Host, protocol
 
 

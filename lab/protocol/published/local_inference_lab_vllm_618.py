@@ -8,8 +8,8 @@ Fix: a vote before each collective, by minimum: a rank that has failed votes 0, 
 
 from __future__ import annotations
 
+from lab.protocol.language.scenario import back_to_back
 from lab.protocol.published.shared import flag_per_block_and_rank, only, publish_and_pull
-from lab.protocol.scenario import back_to_back
 from lab.protocol.write import ACQUIRE, HOST_MAPPED, RELAXED, RELEASE, SYSTEM, UNCACHED, Block, Declare, Host, protocol
 
 UNKNOWN, NO, YES = range(3)

@@ -1,7 +1,7 @@
 """rdna_ar two-shot, D1 and D2: the two defects of the seed, each with what repairs it and nothing around them.
 
-Scatter by push, reduce the own part, allgather by push. `lab.protocol.seed_rdna_ar` is the kernel as it is; this is
-its core.
+Scatter by push, reduce the own part, allgather by push. `lab.protocol.seed.seed_rdna_ar` is the kernel as it is; this
+is its core.
 
 D1. The reduce maps one element to a thread, the push that follows maps a vector of eight, and only a block barrier
 stands between them: a block pushes elements that other blocks reduce.

@@ -13,8 +13,8 @@ from lab.protocol.library import load
 from lab.protocol.program import Expect, Fill, Mapping, Move, Program
 from lab.protocol.tables import compile_tables, leaf
 from lab.protocol.write import RELAXED, SYSTEM, UNCACHED, Block, Declare, Host, protocol
-from lab.sim import machine as m
-from lab.sim.races import Execution, execute
+from lab.sim.machine import interleaved as m
+from lab.sim.machine.execution import Execution, execute
 from lab.sim.tests.reference import Interpreter
 
 

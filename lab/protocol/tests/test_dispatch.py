@@ -22,11 +22,11 @@ from lab.protocol.write import (
     Host,
     protocol,
 )
-from lab.sim import machine as m
 from lab.sim.check import check
-from lab.sim.machine import MEMORY_MODELS
-from lab.sim.minimise import key_of
-from lab.sim.races import execute
+from lab.sim.explain.minimise import key_of
+from lab.sim.machine import interleaved as m
+from lab.sim.machine.execution import execute
+from lab.sim.machine.interleaved import MEMORY_MODELS
 
 under_each_memory = pytest.mark.parametrize("memory", MEMORY_MODELS)
 

@@ -4,10 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from lab.protocol import signal
 from lab.protocol.errors import ProtocolError
-from lab.protocol.library import load
-from lab.protocol.staging import scatter_slot
+from lab.protocol.library import load, signal
+from lab.protocol.library.staging import scatter_slot
 from lab.protocol.tables import compile_tables
 from lab.protocol.write import (
     ACQ_REL,
@@ -23,10 +22,10 @@ from lab.protocol.write import (
     Reg,
     protocol,
 )
-from lab.sim import machine as m
+from lab.sim.change.mutate import judge, mutants
 from lab.sim.check import check
-from lab.sim.mutate import judge, mutants
-from lab.sim.races import execute
+from lab.sim.machine import interleaved as m
+from lab.sim.machine.execution import execute
 
 KERNELS = ("one_shot", "two_shot", "low_latency")
 EARLY = ("overlapped", "overlapped_grids", "overlapped_graph")
@@ -315,7 +314,7 @@ def test_a_missing_part_is_found(name, part, fault, memory, monkeypatch):
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_number_read_before_the_start_is_found(name, monkeypatch):
-    monkeypatch.setattr("lab.protocol.early_start.Start.wait", lambda start, recorder: None)
+    monkeypatch.setattr("lab.protocol.language.early_start.Start.wait", lambda start, recorder: None)
     assert verdict_of(name, memory="sc", calls=3).verdict != "ok"
 
 

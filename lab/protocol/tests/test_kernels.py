@@ -9,9 +9,9 @@ from lab.protocol.library import load
 from lab.protocol.program import Mapping, Move
 from lab.protocol.tables import compile_tables
 from lab.protocol.write import ACQUIRE, RELAXED, RELEASE, SYSTEM, UNCACHED, Block, Declare, protocol
+from lab.sim.change.mutate import judge, mutants
 from lab.sim.check import check
-from lab.sim.mutate import judge, mutants
-from lab.sim.races import find_races
+from lab.sim.order.races import find_races
 
 KERNELS = ("one_shot", "two_shot", "low_latency")
 SCENARIOS = ("back_to_back", "isolated", "different_grids", "graph", "overlapped")
@@ -69,7 +69,7 @@ def test_every_mutant_is_caught_or_proved_to_be_slack(name):
 
 
 def test_any_three_in_a_row_share_the_staging():
-    from lab.protocol.mixed_algorithms import ORDER
+    from lab.protocol.library.mixed_algorithms import ORDER
 
     assert len({(ORDER + ORDER[:2])[k : k + 3] for k in range(27)}) == 27
     assert load("mixed_algorithms").config().calls == 29

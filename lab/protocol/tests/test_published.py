@@ -14,8 +14,8 @@ from lab.protocol.library import load
 from lab.protocol.published import ENTRIES, MODULES, Entry, entry
 from lab.sim import check as check_module
 from lab.sim.check import check
-from lab.sim.explore import INTERRUPTED
-from lab.sim.machine import MEMORY_MODELS
+from lab.sim.explore.explore import INTERRUPTED
+from lab.sim.machine.interleaved import MEMORY_MODELS
 
 # Larger than the smallest: more ranks, calls, blocks and waves; odd and mixed sizes. A rank's part spans two blocks.
 LARGER = {

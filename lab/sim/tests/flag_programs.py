@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
+from lab.protocol.language.record import span_of
 from lab.protocol.program import WHOLE, Expect, Fill, Order, Program, Scope
-from lab.protocol.record import span_of
 from lab.protocol.write import Block
 from lab.sim.tests.programs import move, small
 

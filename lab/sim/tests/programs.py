@@ -8,16 +8,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lab.protocol.layout import Buffer, View
+from lab.protocol.language.layout import Buffer, View
+from lab.protocol.language.record import span_of
 from lab.protocol.program import WHOLE, Branch, Move, Order, Program, Scope
-from lab.protocol.record import span_of
 from lab.protocol.tables import Tables, compile_tables
 from lab.protocol.write import RELAXED, SYSTEM, UNCACHED, Block, Declare, Host, protocol
-from lab.sim import machine as m
-from lab.sim.explore import Engine, every_schedule
-from lab.sim.races import find_races
-from lab.sim.search_states import FINISHED
-from lab.sim.search_weak import WeakSearch
+from lab.sim.explore.explore import every_schedule
+from lab.sim.machine import interleaved as m
+from lab.sim.machine.engines import Engine
+from lab.sim.order.races import find_races
+from lab.sim.search.canonical import WeakSearch
+from lab.sim.search.states import FINISHED
 
 Outcome = dict[str, int]
 NAMES = {order.name.lower(): order for order in Order}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
+from lab.protocol.language.record import span_of
 from lab.protocol.program import WHOLE, Expect, Move, Program
-from lab.protocol.record import span_of
 from lab.protocol.write import ACQ_REL, ACQUIRE, RELAXED, RELEASE, SYSTEM, UNCACHED, Block, Declare, Host, protocol
 
 WORDS, SLOTS = ("x", "y", "z"), ("A", "B")

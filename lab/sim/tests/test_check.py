@@ -13,13 +13,15 @@ import pytest
 from lab.protocol.library import load
 from lab.protocol.tables import compile_tables
 from lab.protocol.write import ACQUIRE, DEVICE, RELAXED, RELEASE, SYSTEM, UNCACHED, Block, Declare, protocol
-from lab.sim import machine as m
 from lab.sim.check import check, witnesses
-from lab.sim.explore import Engine, explore
-from lab.sim.notes import story
-from lab.sim.races import execute, find_races
-from lab.sim.report import report
-from lab.sim.search import search
+from lab.sim.explain.notes import story
+from lab.sim.explain.report import report
+from lab.sim.explore.explore import explore
+from lab.sim.machine import interleaved as m
+from lab.sim.machine.engines import Engine
+from lab.sim.machine.execution import execute
+from lab.sim.order.races import find_races
+from lab.sim.search.search import search
 
 # ---- D1 and D2
 

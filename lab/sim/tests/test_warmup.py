@@ -9,7 +9,7 @@ from numba.core import event
 
 from lab.sim import check as checks
 from lab.sim import warmup
-from lab.sim.search_models import two_phase
+from lab.sim.bench.models import two_phase
 
 
 class Compiled(event.Listener):

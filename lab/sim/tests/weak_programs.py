@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from lab.protocol.expr import word
+from lab.protocol.language.record import span_of
 from lab.protocol.program import WHOLE, Cache, Cond, Expect, Memory, Move, Order, Program, Scope, WaitStamp
-from lab.protocol.record import span_of
 from lab.protocol.write import CACHED, UNCACHED, Block, Declare, Host, protocol
 from lab.sim.tests.programs import bare
 

@@ -1,0 +1,1 @@
+"""The two-shot that the project started from, and the same repaired."""

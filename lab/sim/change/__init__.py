@@ -1,0 +1,1 @@
+"""The program changed: mutants, slack, repairs, and whether what comes out still holds."""

@@ -1,0 +1,1 @@
+"""What a person is told: failures, hangs, wrong values, witnesses, replays, the report."""

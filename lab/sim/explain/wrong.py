@@ -1,0 +1,290 @@
+"""Why an element is wrong: from the output back along the copies to the read that saw a value it must not see.
+
+Fingerprints add like the payload does, so what an output lacks can be read off it: the difference between what is due
+and what it holds is the difference between what some read along the way should have seen and what it saw. The read at
+which another write to the same cell makes up exactly that difference is at fault, and that write is what was due. Where
+several reads of one sum are at fault the difference fits none of them; then the first read counts that saw a write of a
+later call, or did not see an unordered one of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from lab.protocol import tables as t
+from lab.protocol.program import Expect, Fill
+from lab.protocol.tables import Tables
+from lab.sim.machine import interleaved as m
+from lab.sim.machine.execution import Execution
+from lab.sim.order.clocks import Clocks, clocks
+from lab.sim.order.races import accesses
+from lab.sim.order.verdict import Access, Key, Wrong, access_of, key_of_rows, ranges
+
+_WRAP = 1 << 64
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The read that went wrong for one element.
+
+    Attributes:
+        step: Step of the read.
+        seen: Step whose write it saw, -1: the initial contents.
+        due: Step whose write it should have seen, -1: the initial contents, None: not known.
+        cell: The cell.
+        chain: Steps that carried the value from there to the output, oldest first.
+    """
+
+    step: int
+    seen: int
+    due: int | None
+    cell: int
+    chain: tuple[int, ...]
+
+
+class Explainer:
+    """Explains the wrong elements of one execution."""
+
+    def __init__(self, execution: Execution) -> None:
+        self.execution = execution
+        self.tables: Tables = execution.tables
+        self.clocks: Clocks = clocks(execution)
+        cells, steps, writes = accesses(self.tables, execution)
+        order = np.argsort(cells[writes], kind="stable")
+        self._written, self._writers = cells[writes][order], steps[writes][order]
+        self._step_of = {int(row): step for step, row in enumerate(execution.log.op[: execution.steps])}
+
+    def faults(self, limit: int = 4096) -> Iterator[tuple[int, int, Fault]]:
+        """Yield (row of the EXPECT, item, fault) for each wrong element cell, in the order found, at most `limit`."""
+        count = min(int(self.execution.state.counts[m.C_WRONG]), limit)
+        for row, item in self.execution.log.wrong[:count].tolist():
+            step = self._step_of[row]
+            fault = self._fault(step, item, self._lacking(step, item), {}) or self._fault(step, item, None, {})
+            yield row, item, fault or self._unknown(step, item)
+
+    def _lacking(self, step: int, item: int) -> int:
+        """What is due minus what was read, modulo 2**64."""
+        row = int(self.execution.log.row[step])
+        due = int(self.tables.values[self.tables.moves[row, t.M_VALUES] + item])
+        cell, seen = next(self.reads(step, item))
+        return (due - self._value(cell, seen)) % _WRAP
+
+    def _value(self, cell: int, step: int) -> int:
+        """The fingerprint that `step` wrote to `cell`; the initial one for -1."""
+        if step < 0:
+            return int(self.tables.cell_initial[cell])
+        at = int(self.execution.static.pending_at[self.execution.log.row[step]])
+        return int(self.execution.log.wrote[at + self._item_of(step, cell)])
+
+    def wrong(self) -> list[Wrong]:
+        """The wrong elements, those with the same cause together."""
+        groups: dict[tuple[object, ...], list[tuple[int, int, Fault]]] = {}
+        for row, item, fault in self.faults():
+            key = (row, self.holder(fault.seen), self.holder(fault.due) if fault.due is not None else None)
+            groups.setdefault(key, []).append((row, item, fault))
+        return [self._group(members) for members in groups.values()]
+
+    def race_key(self, fault: Fault) -> Key:
+        """What `minimise.key_of` gives for the race that shows at a fault."""
+        rows = [int(self.execution.log.op[step]) for step in self.racing(fault)]
+        return key_of_rows(self.tables, rows)
+
+    def racing(self, fault: Fault) -> tuple[int, ...]:
+        """The steps of the race that shows at a fault.
+
+        A read and a write that is not ordered with it; or, where the read comes after both, the write that it saw and
+        the one that it should have seen, if nothing orders those; or the read alone.
+        """
+        other = self.unordered(fault)
+        if other is not None:
+            return fault.step, other
+        if fault.due is not None and min(fault.due, fault.seen) >= 0 and not self.before(fault.due, fault.seen):
+            return (fault.step,) if self.before(fault.seen, fault.due) else (fault.due, fault.seen)
+        return (fault.step,)
+
+    def unordered(self, fault: Fault) -> int | None:
+        """The step that a fault's read is not ordered with; None: the fault is not one of order."""
+        if fault.due is not None and fault.due >= 0 and not self.before(fault.due, fault.step):
+            return fault.due
+        return fault.seen if fault.seen >= 0 and not self.before(fault.seen, fault.step) else None
+
+    def before(self, a: int, b: int) -> bool:
+        """Whether step `a` happens before step `b`."""
+        return bool(self.clocks.rows[b, self.clocks.chain[a]] >= self.clocks.time[a])
+
+    def reads(self, step: int, item: int) -> Iterator[tuple[int, int]]:
+        """Yield (cell, step that wrote what was read) for each source of one item."""
+        row = int(self.execution.log.row[step])
+        move = self.tables.moves[row]
+        n, base = int(move[t.M_COUNT]), int(self.execution.static.reads_at[row])
+        for k in range(int(move[t.M_N_SOURCES])):
+            cell = int(self.tables.items[self.tables.sources[move[t.M_SOURCES] + k] + item])
+            yield cell, int(self.execution.log.reads[base + k * n + item])
+
+    def _item_of(self, step: int, cell: int) -> int:
+        move = self.tables.moves[int(self.execution.log.row[step])]
+        items = self.tables.items[move[t.M_DST] : move[t.M_DST] + move[t.M_COUNT]]
+        return int(np.flatnonzero(items == cell)[0])
+
+    def _fault(self, step: int, item: int, lacking: int | None, visited: dict[tuple[int, int], None]) -> Fault | None:
+        if (step, item) in visited:
+            return None
+        visited[step, item] = None
+        for cell, seen in self.reads(step, item):
+            found = self._fault_here(step, cell, seen, lacking)
+            if found is None and seen >= 0 and self._is_move(seen):
+                deeper = self._fault(seen, self._item_of(seen, cell), lacking, visited)
+                found = deeper and Fault(deeper.step, deeper.seen, deeper.due, deeper.cell, (*deeper.chain, step))
+            if found is not None:
+                return found
+        return None
+
+    def _is_move(self, step: int) -> bool:
+        return int(self.tables.ops[self.execution.log.op[step], t.KIND]) == t.MOVE
+
+    def _fault_here(self, step: int, cell: int, seen: int, lacking: int | None) -> Fault | None:
+        lo, hi = np.searchsorted(self._written, [cell, cell + 1])
+        others = [w for w in (-1, *self._writers[lo:hi].tolist()) if w not in (step, seen)]
+        if lacking is not None:
+            saw = self._value(cell, seen)
+            due = [w for w in others if (self._value(cell, w) - saw) % _WRAP == lacking]
+            return Fault(step, seen, due[0], cell, (step,)) if due else None
+        loose = [w for w in others if w >= 0 and not self.before(w, step) and not self.before(step, w)]
+        missed = [w for w in loose if self._call(w) <= self._call(step)]
+        if seen >= 0 and self._call(seen) > self._call(step) and not self.before(seen, step):
+            return Fault(
+                step, seen, max((w for w in others if w < 0 or self.before(w, step)), default=-1), cell, (step,)
+            )
+        return Fault(step, seen, missed[0], cell, (step,)) if missed else None
+
+    def _call(self, step: int) -> int:
+        return self.tables.program.agents[int(self.tables.ops[self.execution.log.op[step], t.AGENT])].sequence
+
+    def _unknown(self, step: int, item: int) -> Fault:
+        cell, seen = next(self.reads(step, item))
+        return Fault(step, seen, None, cell, (step,))
+
+    def holder(self, step: int | None) -> str:
+        """Whose value a cell holds that `step` wrote, in words."""
+        if step is None:
+            return "another sum"
+        if step < 0:
+            return "the initial contents"
+        op = self.tables.op(int(self.execution.log.op[step]))
+        agent = self.tables.program.agents[int(self.tables.ops[self.execution.log.op[step], t.AGENT])]
+        if isinstance(op, Fill):
+            return f"what rank {agent.rank} filled in" + (f" as version {op.source[1]}" if op.source else " as poison")
+        return f"the value of call {agent.call} {op.phase or 'store'} from rank {agent.rank}"
+
+    def _group(self, members: list[tuple[int, int, Fault]]) -> Wrong:
+        row, _, fault = members[0]
+        op = self.tables.op(row)
+        assert isinstance(op, Expect)
+        cells = [next(self.reads(self._step_of[r], i))[0] for r, i, _ in members]
+        region = self.tables.program.regions[int(self.tables.cell_region[cells[0]])]
+        agent = self.tables.program.agents[int(self.tables.ops[row, t.AGENT])]
+        spans = ranges(
+            [int(self.tables.cell_start[c]) for c in cells], [int(self.tables.cell_length[c]) for c in cells]
+        )
+        holds = f"{self.holder(fault.seen)}, read at {self._place(fault)}"
+        return Wrong(
+            rank=agent.rank,
+            call=op.due[0][1],
+            region=region.name,
+            elements=spans,
+            holds=holds,
+            due=self.due_of(fault),
+            chain=tuple(self._access(step) for step in self.steps_of(fault)),
+        )
+
+    def due_of(self, fault: Fault) -> str:
+        """What the read at fault should have seen, in words."""
+        if fault.due is not None:
+            return self.holder(fault.due)
+        compared = self.tables.op(int(self.execution.log.op[fault.chain[-1]]))
+        ranks = [rank for rank, _ in compared.due] if isinstance(compared, Expect) else []
+        if len(ranks) == 1:
+            return f"the input of rank {ranks[0]} of this call"
+        if ranks and len(ranks) < self.tables.program.world:
+            return f"the sum of the inputs of ranks {', '.join(map(str, ranks))} of this call"
+        return "the sum of all ranks' inputs of this call"
+
+    def _place(self, fault: Fault) -> str:
+        region = self.tables.program.regions[int(self.tables.cell_region[fault.cell])]
+        slot, _ = region.slot(int(self.tables.cell_start[fault.cell]))
+        return f"{slot} of rank {region.rank}"
+
+    def steps_of(self, fault: Fault) -> list[int]:
+        """The steps that carried the wrong value to the output, the write that was seen first."""
+        head = [fault.seen] if fault.seen >= 0 else []
+        return [*head, *fault.chain]
+
+    def _access(self, step: int) -> Access:
+        row = int(self.execution.log.op[step])
+        kind = {t.MOVE: "copy", t.FILL: "fill", t.EXPECT: "compare"}[int(self.tables.ops[row, t.KIND])]
+        return access_of(self.tables, row, kind)
+
+
+@dataclass(frozen=True)
+class WitnessStep:
+    """One step of a witness that matters.
+
+    Attributes:
+        step: Its place in the execution.
+        role: `write` / `read` (the racing accesses), `data` (carries the value), `sync` (let an agent go on).
+        access: The operation.
+        because: For `sync`, the step whose write let it go on; -1: none.
+    """
+
+    step: int
+    role: str
+    access: Access
+    because: int = -1
+
+
+def witness(explainer: Explainer, fault: Fault) -> list[WitnessStep]:
+    """The steps that matter for one fault, in the order they happened.
+
+    These are: the racing accesses, the copies that carried the value, and for each of them the waits that let its agent
+    reach it since the one before, with the writes that satisfied those waits.
+    """
+    execution, tables = explainer.execution, explainer.tables
+    roles: dict[int, str] = {}
+    for step in explainer.steps_of(fault):
+        roles[step] = "data"
+    if fault.due is not None and fault.due >= 0:
+        roles[fault.due] = "write"
+    if fault.seen in explainer.racing(fault):
+        roles[fault.seen] = "write"
+    roles[fault.step] = "read"
+    because: dict[int, int] = {}
+    for step in sorted(roles):
+        for wait, write in _waits_before(explainer, step):
+            roles.setdefault(wait, "sync")
+            roles.setdefault(write, "sync")
+            because[wait] = write
+    return [
+        WitnessStep(
+            step, roles[step], access_of(tables, int(execution.log.op[step]), roles[step]), because.get(step, -1)
+        )
+        for step in sorted(roles)
+    ]
+
+
+def _waits_before(explainer: Explainer, step: int) -> Iterator[tuple[int, int]]:
+    """(wait, write that satisfied it) of the agent between its last payload operation and `step`, launches left out."""
+    execution, tables = explainer.execution, explainer.tables
+    agent = int(tables.ops[execution.log.op[step], t.AGENT])
+    for earlier in range(step - 1, -1, -1):
+        row = int(execution.log.op[earlier])
+        if row < 0 or int(tables.ops[row, t.AGENT]) != agent:
+            continue
+        kind = int(tables.ops[row, t.KIND])
+        if kind in (t.MOVE, t.FILL, t.EXPECT):
+            return
+        write = int(explainer.clocks.joined[earlier])
+        if kind == t.WAIT and write >= 0 and tables.op(row).phase not in ("launch", "host"):
+            yield earlier, write

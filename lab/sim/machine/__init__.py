@@ -1,0 +1,1 @@
+"""How a program runs: words, schedulers, the engines of the memory models, and a schedule written down."""

@@ -1,1 +1,0 @@
-"""Candidates for repairs, by what they change; `lab.sim.repair` tries them."""

@@ -1,0 +1,1 @@
+"""All executions: the exhaustive search under each memory model."""
