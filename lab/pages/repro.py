@@ -48,7 +48,7 @@ def render(report: Report, pictures: dict[str, Figure], seed: int) -> str:
     """The page as text."""
     from jinja2 import Environment, StrictUndefined
 
-    source = (files("lab.plots") / "templates" / PAGE).read_text(encoding="utf-8")
+    source = (files("lab.pages") / "templates" / PAGE).read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return environment.from_string(source).render(**_context(report, pictures, seed))
 
