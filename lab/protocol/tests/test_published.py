@@ -141,7 +141,9 @@ def test_the_fix_differs_from_the_defect_in_options_only(found):
 
 def test_the_simulator_knows_nothing_of_the_catalogue():
     names = [found.protocol for found in ENTRIES] + ["protocol.published"]
-    for path in Path(lab.sim.__file__).parent.glob("*.py"):
+    files = [path for path in Path(lab.sim.__file__).parent.rglob("*.py") if "tests" not in path.parts]
+    assert len(files) > 50
+    for path in files:
         text = path.read_text()
         assert not re.search("|".join(names), text), f"{path.name} names an entry of the catalogue"
 

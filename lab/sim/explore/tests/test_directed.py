@@ -21,7 +21,7 @@ from lab.sim.machine import interleaved as m
 from lab.sim.machine.engines import Engine
 from lab.sim.machine.execution import execute
 from lab.sim.order.races import find_races
-from lab.sim.tests.test_minimise import benign
+from lab.sim.explain.tests.test_minimise import benign
 
 
 def seed_two_shot(**changes):

@@ -208,7 +208,7 @@ import signal, sys, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is born with it ignored
 from lab.sim.explore.executor import Dask, Threads
 from lab.sim.explore.explore import explore
-from lab.sim.tests.test_executor import seed_two_shot
+from lab.sim.explore.tests.test_executor import seed_two_shot
 made = {"threads": lambda: Threads(2), "dask": lambda: Dask(workers=1, processes=False)}
 first = threading.Event()
 def progress(found):

@@ -49,7 +49,7 @@ def test_compiled_code_sees_what_it_imports_and_what_that_imports(package):
 
 
 def test_the_regular_expression_misses_no_import_of_the_real_sources():
-    package = Path(compiled.__file__).parents[1]
+    package = Path(compiled.__file__).parents[2]
     for path in compiled.compiled_sources(package):
         text = path.read_text(encoding="utf-8")
         by_tree = set()
@@ -66,7 +66,7 @@ def test_the_regular_expression_misses_no_import_of_the_real_sources():
 
 
 def test_the_folder_changes_with_what_compiled_code_sees_and_with_nothing_else(package, tmp_path, monkeypatch):
-    monkeypatch.setattr(compiled, "__file__", str(package / "sim" / "compiled.py"))
+    monkeypatch.setattr(compiled, "__file__", str(package / "sim" / "machine" / "compiled.py"))
     first = compiled.keep_compiled_code(tmp_path / "cache")
     assert numba.config.CACHE_DIR == str(first) and first.parent == tmp_path / "cache"
     assert compiled.keep_compiled_code(tmp_path / "cache") == first

@@ -11,7 +11,7 @@ import pytest
 from lab.sim.machine.interleaved import MEMORY_MODELS
 from lab.sim.tests.programs import Outcome, litmus, outcomes, races_of, shows
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "memory_models.md"
+DOCUMENT = Path(__file__).parents[4] / "docs" / "memory_models.md"
 
 
 @dataclass(frozen=True)

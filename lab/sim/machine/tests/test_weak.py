@@ -40,7 +40,7 @@ from lab.sim.machine import interleaved as m
 from lab.sim.machine import weak_state
 from lab.sim.machine.engines import Engine
 from lab.sim.machine.execution import execute
-from lab.sim.tests.test_litmus import OUTCOMES, all_outcomes, tables
+from lab.sim.machine.tests.test_litmus import OUTCOMES, all_outcomes, tables
 
 RUNS = 400
 CASES: dict[str, Protocol] = {}

@@ -19,7 +19,7 @@ from lab.sim.search import states
 from lab.sim.search.canonical import WeakSearch
 from lab.sim.search.search import search
 from lab.sim.tests.programs import litmus, small
-from lab.sim.tests.test_litmus import OUTCOMES
+from lab.sim.machine.tests.test_litmus import OUTCOMES
 from lab.sim.tests.weak_programs import Step, Threads, program_of, threads
 
 FEW = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
