@@ -36,7 +36,7 @@ BESIDE = {"timing": ("lab.sim.machine.words",), "rounding": ()}
 # What stands above the rooms, from the bottom up.
 ABOVE = ("lab.gate_tables", "lab.compare", "lab.plots", "lab.repro", "lab.pages", "lab.assertion", "lab.cli")
 # The language stands on the Program, and what is written in it on `write`.
-LANGUAGE = ("lab.protocol.errors", "lab.protocol.expr", "lab.protocol.program", "lab.protocol.tables")
+LANGUAGE = tuple(f"lab.protocol.{name}" for name in ("errors", "expr", "program", "operands", "cells", "tables"))
 NEVER = ("notebooks", "experiments")  # nobody builds on these
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from lab.errors import LabError
 from lab.protocol import tables as t
 from lab.sim.machine import words
-from lab.sim.order import straight as form
+from lab.sim.order import events as form
 from lab.sim.order.straight import Straight
 
 _SYMBOLS = {words.EQ: "==", words.NE: "!=", words.GE: ">=", words.GE_SIGNED: ">=", words.GE_MOD: ">="}

@@ -18,7 +18,8 @@ from lab.protocol.program import Memory, Span
 from lab.protocol.tables import Tables
 from lab.sim.machine import interleaved as m
 from lab.sim.machine import words
-from lab.sim.order.straight import DELIVER_DATA, DELIVER_WORD, Straight
+from lab.sim.order.events import DELIVER_DATA, DELIVER_WORD
+from lab.sim.order.straight import Straight
 
 
 def written_cells(tables: Tables) -> np.ndarray:

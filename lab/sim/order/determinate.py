@@ -46,8 +46,10 @@ from lab.sim.machine import interleaved as m
 from lab.sim.machine import words
 from lab.sim.machine.execution import Execution, execute
 from lab.sim.order.clocks import Clocks, clocks
+from lab.sim.order.events import NotStraightError, used_registers
+from lab.sim.order.fixed_words import touched
 from lab.sim.order.races import find_races
-from lab.sim.order.straight import NotStraightError, straighten, touched, used_registers
+from lab.sim.order.straight import straighten
 from lab.sim.order.visibility import every_poll_sees
 
 

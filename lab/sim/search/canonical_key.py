@@ -27,7 +27,7 @@ from lab.sim.machine import weak
 from lab.sim.machine import weak_history as h
 from lab.sim.machine.weak_state import C_CELLS, C_SNAPSHOTS, C_WORDS, State, Static, needs_pending
 from lab.sim.order import conflicts
-from lab.sim.order.straight import registers_read
+from lab.sim.order.events import registers_read
 from lab.sim.search.states import get64, put64
 
 

@@ -17,7 +17,7 @@ from numba import njit
 from lab.protocol.tables import Tables
 from lab.sim.machine.execution import Execution
 from lab.sim.order import races
-from lab.sim.order.straight import guards_between, merge_chains
+from lab.sim.order.guards import guards_between, merge_chains
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from lab.protocol.tables import Tables
 from lab.sim.machine import interleaved as m
 from lab.sim.machine.scheduler import enable, give_up, may_time_out
 from lab.sim.order import conflicts
-from lab.sim.order.straight import Straight, used_registers
+from lab.sim.order.events import used_registers
+from lab.sim.order.straight import Straight
 from lab.sim.search.states import (
     FAILED,
     FINISHED,
@@ -85,7 +86,7 @@ class RowSearch:
         self.scratch = np.zeros(widest + 1, np.int32)
         self.registers = np.argwhere(used_registers(tables)).astype(np.int64)
         self.in_flight, self.entities = np.zeros(len(tables.ops), bool), np.zeros(2 * agents + links, np.int32)
-        m._reset(self.static, self.state)  # cells that nobody writes are not part of a row
+        m.reset(self.static, self.state)  # cells that nobody writes are not part of a row
         self.rows = rows_of(parts, widest)
         if parts is None:
             _first(*self._arguments())
@@ -228,19 +229,19 @@ def _load(s, st, registers, cells, stamps, arena, at, in_flight):
                         st.pending[first + i] = get64(arena, at)
                         at += 2
     for agent in range(agents):
-        m._settle(s, st, agent)
+        m.settle(s, st, agent)
 
 
 @njit(cache=True, _nrt=False)
 def _finish(s, st):
     while st.counts[m.C_UNSETTLED]:
         st.counts[m.C_UNSETTLED] -= 1
-        m._settle(s, st, st.unsettled[st.counts[m.C_UNSETTLED]])
+        m.settle(s, st, st.unsettled[st.counts[m.C_UNSETTLED]])
 
 
 @njit(cache=True, _nrt=False)
 def _first(s, st, log, registers, cells, stamps, scratch, arena, offset, parent, choice, table, counts):
-    m._reset(s, st)
+    m.reset(s, st)
     _finish(s, st)
     length = _pack(s, st, registers, cells, stamps, scratch)
     insert(scratch, length, arena, offset, parent, choice, table, counts, -1, -1)
@@ -337,12 +338,12 @@ def _explore(
             if k > 0:
                 _load(s, st, registers, cells, stamps, arena, offset[head], in_flight)
             if entity < agents:
-                m._execute(s, st, log, entity, 0)
+                m.execute(s, st, log, entity, 0)
             elif entity < timeouts:
-                m._deliver(s, st, entity - agents)
+                m.deliver(s, st, entity - agents)
             else:
                 agent = entity - timeouts
-                m._unpark(s, st, agent)
+                m.unpark(s, st, agent)
                 st.status[agent] = m.NO_MOVE
                 give_up(s, st, agent)
             counts[N_TRANSITIONS] += 1

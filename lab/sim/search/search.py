@@ -40,8 +40,9 @@ from lab.sim.machine.engines import Engine
 from lab.sim.machine.execution import Execution, execute
 from lab.sim.machine.weak_history import MAX_CHOICES
 from lab.sim.order.determinate import holds_under_every_model, why_not_determinate
+from lab.sim.order.events import NotStraightError
 from lab.sim.order.races import find_races
-from lab.sim.order.straight import NotStraightError, Straight, straighten
+from lab.sim.order.straight import Straight, straighten
 from lab.sim.search import states as states_of
 from lab.sim.search import walks
 from lab.sim.search.canonical import WeakSearch

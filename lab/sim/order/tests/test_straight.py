@@ -11,8 +11,9 @@ from lab.sim.bench.models import tables_of
 from lab.sim.explore.straight_run import R_DEVIATED, R_FIRST, Runner, rows_of
 from lab.sim.machine import interleaved as m
 from lab.sim.machine.execution import execute
+from lab.sim.order.events import NotStraightError
 from lab.sim.order.races import find_races
-from lab.sim.order.straight import NotStraightError, Straight, straighten
+from lab.sim.order.straight import Straight, straighten
 from lab.sim.search.one_schedule import one_schedule
 from lab.sim.search.search import INTERLEAVED
 from lab.sim.tests.search_programs import Step, build, tidy_programs, wild_programs

@@ -14,8 +14,9 @@ from lab.sim.machine import interleaved as m
 from lab.sim.machine.engines import Engine
 from lab.sim.machine.execution import execute
 from lab.sim.order.determinate import holds_under_every_model, why_not_determinate
+from lab.sim.order.events import NotStraightError
 from lab.sim.order.races import find_races
-from lab.sim.order.straight import NotStraightError, straighten
+from lab.sim.order.straight import straighten
 from lab.sim.search import states, walks
 from lab.sim.search.canonical import WeakSearch
 from lab.sim.search.rows import RowSearch
