@@ -54,7 +54,9 @@ def before_giving_up(execution: Execution) -> Execution | None:
     state, log = engine.new_state(execution.static, tables.registers), m.new_log(execution.static, m.LEVEL_FULL)
     choices = execution.log.choice[:steps]
     outcome = engine.run(execution.static, state, log, m.REPLAY, choices=choices, max_steps=steps)
-    first = len(tables.agent_start) + tables.program.world**2  # of the entities that are timeouts (see `machine.run`)
+    first = (
+        len(tables.agent_start) + tables.program.world**2
+    )  # of the entities that are timeouts (see `interleaved.run`)
     giving_up = range(first, first + len(tables.agent_start))
     if not all(entity in giving_up for entity in engine.movable(execution.static, state)):
         return None

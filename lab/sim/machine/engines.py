@@ -39,7 +39,7 @@ class Engine:
     def batch(
         self, scheduler: str, seed: int, count: int, early_timeout: int = 0, pct_depth: int = m.PCT_DEPTH
     ) -> np.ndarray:
-        """Run seeds `seed`, `seed + 1`, ...; returns totals, indexed by `machine.T_*`."""
+        """Run seeds `seed`, `seed + 1`, ...; returns totals, indexed by `scheduler.T_*`."""
         return self._run(self._silent, scheduler, seed, count, early_timeout, pct_depth)
 
     def choices(self, scheduler: str, seed: int, early_timeout: int = 0, pct_depth: int = m.PCT_DEPTH) -> np.ndarray:

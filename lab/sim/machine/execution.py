@@ -13,7 +13,7 @@ from lab.sim.machine.engines import engine_of
 
 @dataclass(frozen=True)
 class Execution:
-    """One run under a memory model, recorded in full, and how it ended (see `machine.run`)."""
+    """One run under a memory model, recorded in full, and how it ended (see `interleaved.run`)."""
 
     tables: Tables
     memory: str

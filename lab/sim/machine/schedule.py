@@ -4,7 +4,7 @@
 
 Before `#` stands the protocol with the parameters that differ from its defaults; after it the memory model, the
 fingerprint of the program (so that a line from another version is refused), the steps, and a checksum of the whole. A
-step is an entity of `machine.run`; the line ends where the schedule does not matter any more: from there each agent
+step is an entity of `interleaved.run`; the line ends where the schedule does not matter any more: from there each agent
 runs on until it blocks.
 """
 

@@ -260,7 +260,7 @@ def run(
     max_steps: int | None = None,
     pct_depth: int = PCT_DEPTH,
 ) -> int:
-    """Run once from the start; arguments and outcome as `machine.run`.
+    """Run once from the start; arguments and outcome as `interleaved.run`.
 
     With a agents, the entities are: agent k, which takes the first choice of its operation (the newest message that
     fits; the place behind the newest; payload read fresh and written last), as in `machine`; world**2 unused ones;
@@ -287,7 +287,7 @@ def batch(
     stop_on_wrong: bool = True,
     pct_depth: int = PCT_DEPTH,
 ) -> np.ndarray:
-    """Run seeds `seed`, `seed + 1`, ... `seed + count - 1`; returns the totals, indexed by `machine.T_*`."""
+    """Run seeds `seed`, `seed + 1`, ... `seed + count - 1`; returns the totals, indexed by `scheduler.T_*`."""
     points, totals = new_change_points(pct_depth), new_totals()
     none = np.zeros(0, np.int32)
     limit = 2 * len(s.ops)

@@ -187,7 +187,7 @@ def touches(tables: Tables, memory: str) -> list[Touch | None]:
 
 
 def _touch_queues(tables: Tables, found: list[Touch | None]) -> None:
-    """What each step of a block with several waves posts, and what it waits for (`machine.drained`)."""
+    """What each step of a block with several waves posts, and what it waits for (`interleaved.drained`)."""
     s, world = m.static(tables, "posted"), tables.program.world
     for row in range(len(tables.ops)):
         now, agent = found[row], int(tables.ops[row, t.AGENT])

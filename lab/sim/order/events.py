@@ -35,7 +35,8 @@ class Events:
 
     entity: who makes it; chain: its clock component; op: its row of the tables; kind;
     visible: of a store, the event that makes it visible (itself, or its delivery); posted_by: of a delivery, its
-        store's event; drains: the ranks, as bits, that must have received what its block stored (`machine.drained`);
+        store's event; drains: the ranks, as bits, that must have received what its block stored (see
+        `interleaved.drained`);
     touched_at, touched: the words that it reads or writes visibly, which come before stamps of cells handled alike;
     touching: the event of each entry of `touched`; initial: what each word holds at first;
     writes: whether it writes what it touches; value: what; wanted: what a wait compares with.
@@ -119,7 +120,7 @@ def events_of(tables: Tables, execution: Execution) -> Events:
 
 @njit(cache=True)
 def _drains(s, op, row, delivery):
-    """`machine.drained` of each event; a delivery waits for nothing."""
+    """`interleaved.drained` of each event; a delivery waits for nothing."""
     found = np.zeros(len(op), np.int64)
     if s.model == m.POSTED:
         for e in range(len(op)):

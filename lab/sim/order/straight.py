@@ -55,7 +55,7 @@ class Straight:
         tables, memory: What it was made from.
         execution: The execution whose log it was made from.
         start: int64 (threads + 1).
-        entity: int32, the entity of `machine.run` that makes each step.
+        entity: int32, the entity of `interleaved.run` that makes each step.
         op: int32, its row of `Tables.ops` (of a delivery: of the store).
         event: int32, its place in the log.
         kind: int8, one of KINDS.
@@ -68,7 +68,7 @@ class Straight:
         check_races: bool, whether the two steps of a check are unordered.
         clock: int32 (steps, threads), how many steps of each thread precede or are a step, in the must order.
         delivery: int64, of a store that is posted, the row of its delivery; -1: it is none.
-        drains: int64, the ranks, as bits, that must have received what the step's block stored (`machine.drained`).
+        drains: int64, the ranks, as bits, that must have received what the step's block stored (`interleaved.drained`).
         wrong: Whether the recorded execution has wrong elements.
     """
 
@@ -122,7 +122,7 @@ class Straight:
         return racing_pairs(cells, row[at], writes, thread, number, self.clock)
 
     def schedule(self, counters: np.ndarray) -> np.ndarray:
-        """Choices (int32 entities of `machine.run`) that lead to the state in which each thread has made so many steps.
+        """Choices (int32 entities of `interleaved.run`) that lead to where each thread has made so many steps.
 
         The state must be closed under the must order; its steps are made in the order of the recorded execution.
         """

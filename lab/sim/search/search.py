@@ -64,7 +64,7 @@ class SearchResult:
         states, transitions: Distinct states visited, and steps examined from them.
         complete: Whether every schedule is covered. False also after a failure, when the search stopped there.
         wrong, hang, abort: Whether a schedule with a wrong element, without an end, with a timeout was found.
-        choices: int32 entities of the first failing schedule, for `machine.run` (REPLAY); None: none fails.
+        choices: int32 entities of the first failing schedule, for `interleaved.run` (REPLAY); None: none fails.
         covered: What was covered, and what was not.
         seconds: Time spent in this call.
         bytes_per_state: Memory that grows with the search, over its states.

@@ -30,7 +30,7 @@ from lab.sim.machine.words import (
     SUB,
 )
 """,
-        "sim/words.py": "ADD = SUB = 0\n",
+        "sim/machine/words.py": "ADD = SUB = 0\n",
         "sim/report.py": "from lab.sim.loop import run\n",
         "protocol/tables.py": "def kind():\n    from lab.protocol.expr import KIND\n",
         "protocol/expr.py": "KIND = 0\n",
@@ -45,7 +45,7 @@ from lab.sim.machine.words import (
 
 def test_compiled_code_sees_what_it_imports_and_what_that_imports(package):
     seen = [str(path.relative_to(package)) for path in compiled.compiled_sources(package)]
-    assert seen == ["protocol/expr.py", "protocol/tables.py", "sim/loop.py", "sim/words.py"]
+    assert seen == ["protocol/expr.py", "protocol/tables.py", "sim/loop.py", "sim/machine/words.py"]
 
 
 def test_the_regular_expression_misses_no_import_of_the_real_sources():
