@@ -1,97 +1,25 @@
-"""Traces side by side: clocks aligned, phase durations, skew of the ranks, the first phase that differs.
+"""Traces side by side: phase durations, skew of the ranks, the first phase that differs.
 
-    print(compare(Trace.load("simulated.npz"), align(Trace.load("recorded.npz"), MEETINGS["two_shot"]).trace).table)
-
-No global clock is needed. A phase in which blocks meet bounds the offsets: no block leaves it before the same block of
-every peer has entered it, whatever the clocks say.
+print(compare(Trace.load("simulated.npz"), align(Trace.load("recorded.npz"), MEETINGS["two_shot"]).trace).table)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lab.errors import LabError
+from lab.alignment import Alignment, align
 from lab.trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
+__all__ = ["CALL", "Alignment", "Comparison", "align", "compare", "durations", "skew"]
+
 CALL = "whole call"
 _LOW, _HIGH = 10, 90  # percentiles: the middle 80 % of a phase's durations
-
-
-@dataclass(frozen=True)
-class Alignment:
-    """A trace on one clock.
-
-    Attributes:
-        trace: The trace, shifted by `offsets`.
-        offsets: Nanoseconds added to the clock of each rank; the first rank's is 0.
-        uncertainty: Half the width of the interval in which each rank's offset must lie, in nanoseconds.
-    """
-
-    trace: Trace
-    offsets: dict[int, float]
-    uncertainty: dict[int, float]
-
-
-def align(trace: Trace, meetings: Mapping[str, str]) -> Alignment:
-    """Bring the ranks of a trace onto one clock.
-
-    Every pair (later, earlier) of `meetings` says that no block ends phase `later` before the same block of every peer
-    has begun phase `earlier` of the same call. Each such pair of times bounds the difference of two clocks from one
-    side (as in NTP, RFC 5905, section 8, with one message each way); the middle of what all bounds leave is taken.
-
-    Args:
-        trace: The trace.
-        meetings: {later phase: earlier phase}, for instance {"exchange": "exchange"}.
-
-    Raises:
-        LabError: No choice of clocks meets all bounds, so that a block left a meeting before a peer had come; or two
-            ranks never meet.
-    """
-    ranks = trace.ranks
-    bound = np.full((len(ranks), len(ranks)), np.inf)
-    np.fill_diagonal(bound, 0.0)
-    for later, earlier in meetings.items():
-        ends, begins = _by_block(trace, later, "end"), _by_block(trace, earlier, "begin")
-        for i, waiter in enumerate(ranks):
-            for j, peer in enumerate(ranks):
-                if i != j:
-                    # offset[peer] - offset[waiter] is at most this
-                    bound[i, j] = min(bound[i, j], _least_gap(ends[waiter], begins[peer]))
-    for k in range(len(ranks)):  # shortest paths (Floyd-Warshall): all bounds that follow from others
-        bound = np.minimum(bound, bound[:, k : k + 1] + bound[k : k + 1, :])
-    if np.any(np.diag(bound) < 0):
-        raise LabError(
-            "no clocks fit this trace: a block left a meeting before a peer's same block had entered it",
-            value=f"by {-np.diag(bound).min():.0f} ns",
-            hint="either the kernel let it through, or the phases named in `meetings` are not meetings",
-        )
-    if not np.all(np.isfinite(bound[0]) & np.isfinite(bound[:, 0])):
-        raise LabError("two ranks of the trace never meet, so their clocks cannot be compared")
-    # Both extreme solutions meet all bounds, and so does their middle: the bounds are convex.
-    most, least = bound[0], -bound[:, 0]
-    offsets = {rank: float(most[i] + least[i]) / 2 for i, rank in enumerate(ranks)}
-    uncertainty = {rank: float(most[i] - least[i]) / 2 for i, rank in enumerate(ranks)}
-    return Alignment(trace.shifted(offsets), offsets, uncertainty)
-
-
-def _by_block(trace: Trace, phase: str, side: str) -> dict[int, dict[tuple[int, int], float]]:
-    """Per rank, {(call, block): time} of one side of a phase."""
-    found: dict[int, dict[tuple[int, int], float]] = {rank: {} for rank in trace.ranks}
-    for span in trace.of_phase(phase):
-        found[int(span["rank"])][int(span["call"]), int(span["block"])] = float(span[side])
-    return found
-
-
-def _least_gap(ends: dict[tuple[int, int], float], begins: dict[tuple[int, int], float]) -> float:
-    common = ends.keys() & begins.keys()
-    return min((ends[key] - begins[key] for key in common), default=np.inf)
 
 
 def durations(trace: Trace) -> pd.DataFrame:

@@ -23,6 +23,8 @@ COMMANDS: tuple[str, ...] = (
     "mutate",
     "slack",
     "catalogue",
+    "trace",
+    "compare",
     "bench",
     "isa",
     "drift",

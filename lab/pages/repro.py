@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from lab.gate_tables import H200_ONE_GPU, gate_tables
 from lab.plots.lanes import arrange
-from lab.plots.style import css_colours, inline_svg
-from lab.plots.timeline import save, timeline
+from lab.plots.style import css_colours, inline_svg, write_figure
+from lab.plots.timeline import timeline
 from lab.protocol.library import load
 from lab.repro import (
     GATE_CAPTION,
@@ -38,9 +38,9 @@ def write_page(report: Report, folder: Path, seed: int) -> Path:
     page = folder / PAGE
     page.write_text(render(report, pictures, seed), encoding="utf-8")
     for name, figure in pictures.items():
-        save(figure, folder / f"{name}.png")
+        write_figure(figure, folder / f"{name}.png")
     for finding in report.findings:
-        save(_finding_picture(finding, words=True), folder / f"{finding.words.name}.png")
+        write_figure(_finding_picture(finding, words=True), folder / f"{finding.words.name}.png")
     return page
 
 

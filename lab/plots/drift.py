@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lab.errors import LabError
+from lab.plots.style import write_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,9 +55,7 @@ def plot_drift(measured: Sequence["Measured"], out: Path | str | None = None) ->
     figure.legend(*top.get_legend_handles_labels(), loc="outside right upper", fontsize="small", frameon=False)
     if out is not None:
         try:
-            figure.savefig(out, dpi=130)
-        except (OSError, ValueError) as error:
-            raise LabError("the picture cannot be written", value=str(out), hint=str(error)) from error
+            write_figure(figure, Path(out), dpi=130)
         finally:
             plt.close(figure)
     return figure

@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from lab.errors import LabError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,6 +86,21 @@ def inline_svg(figure: Figure, name: str, label: str) -> str:
     assert box is not None
     width = f"{float(box[1]) * 4 / 3:.0f}px"
     return f'<svg role="img" aria-label="{_escaped(label)}" {box[0]} style="width: {width}">{body}'
+
+
+def write_figure(figure: Figure, path: Path, dpi: int = 160) -> None:
+    """Write a figure as PNG, SVG or PDF, by the ending of `path`.
+
+    Raises:
+        LabError: The ending is another, or the file cannot be written.
+    """
+    forms = (".png", ".svg", ".pdf")
+    if path.suffix.lower() not in forms:
+        raise LabError("a picture is not written in this form", value=str(path), hint=f"use {', '.join(forms)}")
+    try:
+        figure.savefig(path, dpi=dpi, facecolor=GROUND.light)
+    except OSError as problem:
+        raise LabError("the picture cannot be written", value=str(path), hint=problem.strerror) from problem
 
 
 def _escaped(text: str) -> str:

@@ -1,7 +1,6 @@
 """The picture of a witness: one lane a block, bars for phases, arrows for flags, the racing pair in red.
 
     figure = timeline(witness.explainer, witness.fault, title="Elements are sent before they are reduced")
-    save(figure, "d1.png")
 
 It knows no protocol: phases, slots and agents have the names that the protocol gave them. `lanes` says where it stands.
 """
@@ -9,7 +8,6 @@ It knows no protocol: phases, slots and agents have the names that the protocol 
 from __future__ import annotations
 
 import textwrap
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.plots.lanes import SYNC, WORK, Arrow, Item, Lanes, arrange
@@ -58,11 +56,6 @@ def timeline(
     """
     told = told or story(explainer, fault)
     return _Drawing(arrange(explainer, fault, told), told, title, words).draw()
-
-
-def save(figure: Figure, path: str | Path) -> None:
-    """Write a figure as PNG or SVG, by the ending of `path`."""
-    figure.savefig(path, dpi=160, facecolor=GROUND.light)
 
 
 class _Drawing:

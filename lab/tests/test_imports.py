@@ -25,6 +25,8 @@ MAY_IMPORT = {
     "lab.errors": (),
     "lab.protocol": (),
     "lab.trace": (),
+    "lab.linear_program": (),
+    "lab.alignment": ("lab.linear_program", "lab.trace"),
     "lab.sim": ("lab.protocol", "lab.trace"),
     "lab.lift": ("lab.protocol", "lab.trace"),
     "lab.kernels": ("lab.protocol", "lab.trace"),
