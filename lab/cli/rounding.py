@@ -111,12 +111,12 @@ def identify(
         verdict = judge.identify_file(box)
     else:
         verdict = judge.identify(judge.load_callable(box))
-    met = verdict.mode is not None
-    if wanted is not None and met:
-        named = wanted.name in verdict.codes or "-" not in wanted.name
-        met = verdict.mode == wanted.mode.value and named
+    why_not = None if wanted is None else verdict.why_not(wanted)
+    met = verdict.mode is not None and why_not is None
     if json:
-        emit_json(verdict if require is None else {**_as_dict(verdict), "required": require, "met": met})
+        emit_json(
+            verdict if require is None else {**_as_dict(verdict), "required": require, "met": met, "why_not": why_not}
+        )
     else:
         typer.echo(verdict.description)
         typer.echo(f"  format      {verdict.format}")
@@ -131,7 +131,7 @@ def identify(
             )
         typer.echo(f"  from {verdict.samples:,} pairs")
         if require and not met:
-            say(f"this is not {require}")
+            say(f"this is not {require}: {why_not}")
     if not met:
         raise typer.Exit(DEFECT)
 

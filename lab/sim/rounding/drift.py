@@ -22,6 +22,9 @@ from lab.sim.rounding.convert import to_bf16
 from lab.sim.rounding.drift_law import Law, law
 from lab.sim.rounding.modes import RoundMode
 
+BF16_OVERFLOW = 2.0**128
+"""What no bf16 number reaches."""
+
 Step = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """(inputs uint16[W, n], residual uint16[n]) -> new residual uint16[n]: a kernel, on any device."""
 
@@ -276,6 +279,10 @@ def measure_tensors(
         )
     steps, world = updates.shape[:2]
     size = int(np.prod(updates.shape[2:]))
+    if not steps * world * size:
+        raise LabError(
+            "the updates are empty", value=updates.shape, hint="steps, ranks and elements: one of each at least"
+        )
     if residual is not None and residual.shape != updates.shape[2:]:
         raise LabError("residual and updates disagree", value=residual.shape, hint=f"updates: {updates.shape}")
     if not (np.isfinite(updates).all() and (residual is None or np.isfinite(residual).all())):
@@ -313,10 +320,12 @@ def _law(path: Path, stream: Stream) -> Law | None:
 
 def _rounded(values: np.ndarray) -> np.ndarray:
     """The nearest bf16 values, as float32."""
-    wide = np.ascontiguousarray(values, np.float32)
+    with np.errstate(over="ignore"):  # `_record` refuses what leaves the range
+        wide = np.ascontiguousarray(values, np.float32)
     return to_bf16(wide, out=np.empty_like(wide))
 
 
+@np.errstate(over="ignore", invalid="ignore")  # `_record` refuses what leaves the range
 def _run_drawn(stream, paths, seed, every_step):
     rng = np.random.default_rng([20, seed])
     size = stream.tokens * stream.row
@@ -339,6 +348,7 @@ def _run_drawn(stream, paths, seed, every_step):
     return _walk(start, contributions(), stream.steps, paths, seed, every_step)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # `_record` refuses what leaves the range
 def _walk(start, contributions, steps, paths, seed, every_step):
     shadow = start.astype(np.float64)
     residuals = [start.copy() for _ in paths]
@@ -351,8 +361,8 @@ def _walk(start, contributions, steps, paths, seed, every_step):
             residuals[index] = _advance(path, x, residuals[index], sums, seed, step, index)
         if every_step or step == steps - 1:
             square = _dot(shadow, shadow)
-            for residual, result in zip(residuals, results, strict=True):
-                _record(result, step, residual, shadow, square)
+            for path, residual, result in zip(paths, residuals, results, strict=True):
+                _record(result, path, step, residual, shadow, square)
     return results
 
 
@@ -361,8 +371,14 @@ def _dot(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.sum(a * b))
 
 
-def _record(result, step, residual, shadow, square):
+def _record(result, path, step, residual, shadow, square):
     wide = residual.astype(np.float64)
+    if not (np.isfinite(wide).all() and np.abs(shadow).max() < BF16_OVERFLOW):
+        raise LabError(
+            "the stream leaves the range of bf16",
+            value=f"{path.name} at step {step + 1}",
+            hint="its numbers end at 3.4e38; scale updates and residual down, which changes no drift",
+        )
     difference = wide - shadow
     if square == 0:
         raise LabError("the reference stream is zero", hint="a relative drift is not defined")
@@ -441,6 +457,7 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _run_feedback(stream, paths, seed, every_step):
     rng = np.random.default_rng([21, seed])
     shape = (stream.tokens, stream.row)
@@ -470,5 +487,5 @@ def _run_feedback(stream, paths, seed, every_step):
                 shadows[index] = own_shadow.reshape(-1)
             if every_step or step == stream.steps - 1:
                 shadow = shadows[index]
-                _record(results[index], step, residuals[index], shadow, _dot(shadow, shadow))
+                _record(results[index], path, step, residuals[index], shadow, _dot(shadow, shadow))
     return results

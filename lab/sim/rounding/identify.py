@@ -11,7 +11,6 @@ shows in one of 131,586 inputs.
 import importlib
 import importlib.util
 import math
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from lab.errors import LabError
+from lab.sim.rounding.arrays import existing_file, native, read_npz
 from lab.sim.rounding.convert import DETERMINISTIC_MODES, max_random_bits, to_bf16, to_fp16
 from lab.sim.rounding.loops import CUT_BITS
-from lab.sim.rounding.modes import AITER_CODES, CK_CODES, UNGUARDED_MODES, NanRule, RoundMode
+from lab.sim.rounding.modes import AITER_CODES, CK_CODES, UNGUARDED_MODES, Conversion, NanRule, RoundMode
 from lab.sim.rounding.proof import stochastic_ups
 
 ABS, INF = 0x7FFFFFFF, 0x7F800000
@@ -61,7 +61,7 @@ class Verdict:
         format: "bf16" or "fp16".
         candidates: every mode that fits all finite inputs.
         nan: NaN rule, "none seen" without NaN inputs, "kept, other bits", or "lost" (a NaN became a number).
-        subnormals: "kept", "flushed", or "none seen".
+        subnormals: "kept", "flushed" (they become zero), "other", "not judged", or "none seen".
         codes: names of library codes that behave like this ("aiter-2", "ck-1").
         random_bits: for stochastic modes, the k that fit (a range: [low, high]).
         samples: how many pairs were looked at.
@@ -80,6 +80,22 @@ class Verdict:
     samples: int
     mismatches: dict[str, int]
     evidence: list[Evidence] = field(default_factory=list)
+
+    def why_not(self, wanted: Conversion) -> str | None:
+        """Why this is not what is `wanted`, in words; None: it is.
+
+        A mode is wanted for every finite input: one that flushes or bends subnormals is another conversion. A code of a
+        library is wanted with its treatment of NaN as well.
+        """
+        if self.mode != wanted.mode.value:
+            return "it is " + (self.mode or "none of the known modes or several")
+        if self.subnormals == "flushed":
+            return "subnormals become zero"
+        if self.subnormals == "other":
+            return "subnormals follow another rule"
+        if "-" in wanted.name and wanted.name not in self.codes:
+            return f"its rule for NaN is another: {self.nan}"
+        return None
 
 
 def probe_inputs(repeats: int = 60) -> np.ndarray:
@@ -141,14 +157,8 @@ def identify_file(path: str | Path) -> Verdict:
     Raises:
         LabError: no such file, not a .npz, arrays missing, of different length, or of a type that holds neither format.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise LabError("there is no such file", value=str(path))
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, zipfile.BadZipFile, EOFError, AttributeError) as error:
-        raise LabError("this is not a .npz file of plain arrays", value=str(path), hint=str(error)) from error
+    path = existing_file(path)
+    arrays = read_npz(path)
     names = [("inputs", "x"), ("outputs", "y")]
     found = []
     for wanted in names:
@@ -175,8 +185,7 @@ def load_callable(name: str) -> Callable[[np.ndarray], Any]:
         raise LabError("this is neither a .npz file nor FILE.py:FUNCTION nor MODULE:FUNCTION", value=name)
     try:
         if source.endswith(".py"):
-            if not Path(source).is_file():
-                raise LabError("there is no such file", value=source)
+            existing_file(source)
             spec = importlib.util.spec_from_file_location(Path(source).stem, source)
             assert spec is not None and spec.loader is not None
             module = importlib.util.module_from_spec(spec)
@@ -185,7 +194,7 @@ def load_callable(name: str) -> Callable[[np.ndarray], Any]:
             module = importlib.import_module(source)
     except LabError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise LabError(f"importing {source} failed", hint=f"{type(error).__name__}: {error}") from error
     box = getattr(module, function, None)
     if not callable(box):
@@ -246,7 +255,7 @@ def identify_pairs(x: np.ndarray, codes: np.ndarray, fmt: str = "bf16") -> Verdi
 def _ask(box, x) -> tuple[np.ndarray, str]:
     try:
         answer = box(x.copy())
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise LabError("the function failed on the probe inputs", hint=f"{type(error).__name__}: {error}") from error
     return _codes(answer, x.size)
 
@@ -259,7 +268,7 @@ def _codes(answer, size) -> tuple[np.ndarray, str]:
         if kind == "bfloat16":
             answer = answer.view(_torch_int16(answer))
         answer = answer.numpy()
-    answer = np.asarray(answer)
+    answer = native(np.asarray(answer))
     if answer.size != size:
         raise LabError("outputs and inputs differ in number", value=answer.size, hint=f"inputs: {size}")
     flat = np.ascontiguousarray(answer).reshape(-1)

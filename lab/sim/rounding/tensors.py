@@ -1,12 +1,12 @@
 """Read a user's updates from .npz and .safetensors."""
 
 import json
-import zipfile
 from pathlib import Path
 
 import numpy as np
 
 from lab.errors import LabError
+from lab.sim.rounding.arrays import existing_file, read_npz
 from lab.sim.rounding.convert import bf16_to_fp32
 
 SAFETENSORS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
@@ -24,11 +24,9 @@ def load_updates(path: str | Path) -> tuple[np.ndarray, np.ndarray | None]:
     Raises:
         LabError: the file cannot be read or lacks `updates`.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise LabError("there is no such file", value=str(path))
+    path = existing_file(path)
     if path.suffix == ".npz":
-        arrays = _read_npz(path)
+        arrays = read_npz(path)
     elif path.suffix == ".safetensors":
         arrays = _read_safetensors(path)
     else:
@@ -49,21 +47,13 @@ def _float32(array: np.ndarray, name: str) -> np.ndarray:
         return array.astype(np.float32)
 
 
-def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, zipfile.BadZipFile, EOFError, AttributeError) as error:
-        raise LabError("this is not a .npz file of plain arrays", value=str(path), hint=str(error)) from error
-
-
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     """The format is 8 bytes of header length, a JSON header, then the data; bf16 comes out as uint16 codes."""
     data = path.read_bytes()
     try:
         length = int.from_bytes(data[:8], "little")
         if len(data) < 8 or length > len(data) - 8:
-            raise ValueError("the header is longer than the file")
+            raise ValueError("header")
         header = json.loads(data[8 : 8 + length])
         body = memoryview(data)[8 + length :]
         arrays = {}
@@ -72,9 +62,11 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
                 continue
             begin, end = entry["data_offsets"]
             if not 0 <= begin <= end <= len(body):
-                raise ValueError(f"`{name}` lies outside the file")
+                raise ValueError(name)
             flat = np.frombuffer(body[begin:end], SAFETENSORS[entry["dtype"]])
             arrays[name] = flat.reshape(entry["shape"])
-    except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
-        raise LabError("this is not a .safetensors file", value=str(path), hint=str(error)) from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise LabError(
+            "this is not a .safetensors file", value=str(path), hint="it is damaged, or something else"
+        ) from error
     return arrays

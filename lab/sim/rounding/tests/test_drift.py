@@ -1,6 +1,7 @@
 """Drift: the published table, the second anchor, the closed forms, own tensors, and the same bits as the arithmetic."""
 
 import json
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -270,6 +271,12 @@ def test_bad_files(tmp_path, capsys):
     np.savez(tmp_path / "nan.npz", updates=np.full((2, 2, 5), np.nan, np.float32))
     np.savez(tmp_path / "pair.npz", updates=np.ones((2, 2, 5), np.float32), residual=np.ones(4, np.float32))
     np.savez(tmp_path / "zero.npz", updates=np.zeros((2, 2, 5), np.float32))
+    np.savez(tmp_path / "no_steps.npz", updates=np.zeros((0, 2, 5), np.float32))
+    np.savez(tmp_path / "no_elements.npz", updates=np.zeros((2, 2, 0), np.float32))
+    np.savez(tmp_path / "huge.npz", updates=np.full((3, 4, 16), 1e38, np.float32))
+    np.savez(tmp_path / "huge64.npz", updates=np.full((3, 4, 16), 1e300))
+    np.savez(tmp_path / "mixed.npz", updates=np.full((3, 2, 16), [[[3e38]], [[-3e38]], [[3e38]]], np.float32))
+    (tmp_path / "random.npz").write_bytes(np.random.default_rng(0).bytes(1000))
     (tmp_path / "cut.npz").write_bytes(b"PK")
     (tmp_path / "cut.safetensors").write_bytes(b"\xff" * 20)
     (tmp_path / "short.safetensors").write_bytes(b"12")
@@ -281,14 +288,23 @@ def test_bad_files(tmp_path, capsys):
         "nan.npz": "infinities or NaN",
         "pair.npz": "disagree",
         "zero.npz": "the reference stream is zero",
+        "no_steps.npz": "the updates are empty",
+        "no_elements.npz": "the updates are empty",
+        "huge.npz": "leaves the range of bf16",
+        "huge64.npz": "infinities or NaN",
+        "mixed.npz": "leaves the range of bf16",
+        "random.npz": "not a .npz file",
+        "": "this is a folder",
         "cut.npz": "not a .npz file",
         "cut.safetensors": "not a .safetensors file",
         "short.safetensors": "not a .safetensors file",
         "other.txt": ".npz or .safetensors",
         "absent.npz": "no such file",
     }.items():
-        assert run("--updates", tmp_path / name) == 2, name
-        assert message in capsys.readouterr().err, name
+        with warnings.catch_warnings(action="error"):
+            assert run("--updates", tmp_path / name) == 2, name
+        said = capsys.readouterr().err
+        assert message in said and "pickle" not in said, name
 
 
 # ---- the command
@@ -322,6 +338,8 @@ def test_command(capsys):
         (["--feedback", "linear", "--bias", 1], "leave feedback out"),
         (["--feedback", "linear", "--ratio", 0, "--hidden", 8], "feedback from a residual of zeros"),
         (["--rho", 1], "rho is out of range"),
+        (["--ratio", 1e39], "leaves the range of bf16"),
+        (["--bias", 1e38], "leaves the range of bf16"),
         (["--roundings", 1, "--accumulate", "tree"], "needs an fp32 sum"),
         (["--accumulate", "trees"], "did you mean tree"),
         (["--updates", "a.npz", "--world", 2], "its own stream"),

@@ -1,5 +1,7 @@
 """Naming the rounding of black boxes: every known mode, libraries, faulty boxes, files."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -157,6 +159,8 @@ def test_bad_files(tmp_path):
         double = x.astype(np.float64)
     text = tmp_path / "text.npz"
     text.write_text("not a zip")
+    random = tmp_path / "random.npz"
+    random.write_bytes(np.random.default_rng(0).bytes(1000))
     cut = tmp_path / "cut.npz"
     cut.write_bytes(save(tmp_path / "a.npz", inputs=x, outputs=to_bf16(x)).read_bytes()[:200])
     cases = [
@@ -170,10 +174,35 @@ def test_bad_files(tmp_path):
         (save(tmp_path / "f.npz", inputs=x, outputs=x), "not a bf16 value"),
         (save(tmp_path / "g.npz", inputs=np.float32([np.nan]), outputs=np.uint16([0x7FC0])), "no finite input"),
         (save(tmp_path / "h.npz", inputs=np.array([{}]), outputs=to_bf16(x)), "not a .npz file of plain arrays"),
+        (tmp_path, "this is a folder"),
+        (random, "not a .npz file"),
     ]
     for path, message in cases:
-        with pytest.raises(LabError, match=message):
+        with pytest.raises(LabError, match=message) as refused:
             identify_file(path)
+        assert not any(word in str(refused.value) for word in ("pickle", "unsafe", "numpy.load"))
+
+
+def test_a_file_with_flipped_bits_is_refused_in_our_words_or_read(tmp_path):
+    path = save(tmp_path / "a.npz", inputs=probe_inputs(1), outputs=to_bf16(probe_inputs(1)))
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 5):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
+        try:
+            identify_file(path)
+        except LabError as problem:
+            assert not any(word in str(problem) for word in ("pickle", "unsafe", "Error", "zlib"))
+
+
+@pytest.mark.parametrize("mode", ["RNE", "RTZ", "RU"])
+def test_either_byte_order_is_read(tmp_path, mode):
+    x = probe_inputs()
+    codes = to_bf16(x, mode)
+    values = (codes.astype(np.uint32) << 16).view(np.float32)
+    for outputs in (codes.astype(">u2"), values.astype(">f4"), to_fp16(x, mode).astype(">f2")):
+        found = identify_file(save(tmp_path / "a.npz", inputs=x.astype(">f4"), outputs=outputs))
+        assert found.mode == mode
+        assert identify(lambda asked, outputs=outputs: outputs).mode == mode
 
 
 def test_callables_by_name(tmp_path):
@@ -183,12 +212,15 @@ def test_callables_by_name(tmp_path):
     assert judge.load_callable("lab.sim.rounding:to_bf16") is to_bf16
     broken = tmp_path / "broken.py"
     broken.write_text("1 / 0\n")
+    leaving = tmp_path / "leaving.py"
+    leaving.write_text("raise SystemExit(0)\n")
     cases = [
         ("nothing", "neither a .npz file nor"),
         (f"{script}:missing", "no function of that name: 'missing'"),
         (f"{script}:number", "no function of that name"),
         (f"{tmp_path}/absent.py:box", "no such file"),
         (f"{broken}:box", "ZeroDivisionError"),
+        (f"{leaving}:box", "SystemExit"),
         ("no_such_module:box", "importing no_such_module failed"),
     ]
     for name, message in cases:
@@ -201,6 +233,8 @@ def test_boxes_that_fail():
         identify(lambda x: {}["a"])
     with pytest.raises(LabError, match="differ in number"):
         identify(lambda x: to_bf16(x)[:5])
+    with pytest.raises(LabError, match=r"failed on the probe inputs.*\n.*SystemExit"):
+        identify(lambda x: sys.exit(0))
 
 
 # ---- the command
@@ -225,6 +259,18 @@ def test_command(tmp_path, capsys):
     assert run("identify", f"{script}:box", "--require", "RTZ") == 0
     assert run("identify", f"{script}:box", "--require", "ck-1") == 1  # truncates, but keeps NaN
     assert run("identify", f"{script}:box", "--require", "RNEE") == 2
+    flushing = tmp_path / "flushing.py"
+    flushing.write_text(
+        "import numpy as np\nfrom lab.sim.rounding import to_bf16\n"
+        "def box(x):\n    return to_bf16(np.where(np.abs(x) < 2.0**-126, np.copysign(0, x), x).astype(np.float32))\n"
+    )
+    assert run("identify", f"{flushing}:box") == 0
+    capsys.readouterr()
+    assert run("identify", f"{flushing}:box", "--require", "RNE") == 1
+    assert "this is not RNE: subnormals become zero" in capsys.readouterr().err
+    assert run("identify", "lab.sim.rounding:to_bf16", "--require", "RNE") == 0
+    assert run("identify", tmp_path) == 2
+    assert "this is a folder" in capsys.readouterr().err
     assert run("identify", "aiter-1") == 0
     assert "LOW16" in capsys.readouterr().out
     assert run("identify", "aiter-4") == 2
