@@ -290,7 +290,7 @@ FAULTS: list[tuple[Begin, tuple[str, ...], dict[str, object]]] = [
 @pytest.mark.parametrize(("begin", "names", "where"), FAULTS, ids=[begin.__name__ for begin, _, _ in FAULTS])
 def test_a_fault_of_the_beginning_is_found(begin, names, where, monkeypatch):
     for name in names:
-        monkeypatch.setattr(f"lab.protocol.{name}.begin_call", begin)
+        monkeypatch.setattr(f"lab.protocol.library.{name}.begin_call", begin)
         assert verdict_of(name, calls=3, **where).verdict != "ok"
 
 
@@ -322,7 +322,7 @@ def test_a_number_read_before_the_start_is_found(name, monkeypatch):
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_third_launch_beside_the_first_would_do_no_harm(name, scenario, monkeypatch):
     """Numbers go from block to block by release and acquire, and each launch waits for the end of the one ahead."""
-    monkeypatch.setattr(f"lab.protocol.{name}.begin_call", lets_before_the_wait)
+    monkeypatch.setattr(f"lab.protocol.library.{name}.begin_call", lets_before_the_wait)
     verdict = verdict_of(name, scenario, world=3, blocks=3, calls=4)
     assert verdict.verdict == "ok" and EVERYWHERE in verdict.proof, verdict
 
