@@ -272,6 +272,7 @@ def _verdict(
         gave_up=failure.gave_up,
         schedule=line,
         witness=tuple(story(first)) if first is not None else (),
+        witness_lines=tuple(small[n].line(protocol) if n in small else None for n in range(len(races))),
         executions=found.executions,
         failing=found.failing,
         notes=tuple(notes(protocol, config, program, memory, races, small, bool(failure.wrong), sought)),

@@ -147,6 +147,7 @@ class Verdict:
         gave_up: Who waited for what when the first bounded wait gave up, where nothing else could move then.
         schedule: One line that `lab replay` repeats.
         witness: The steps that matter.
+        witness_lines: For each race, the schedule line of its smallest witness; None: none was found.
         executions, failing: Executions explored and how many of them failed.
         proof: What the verdict covers and what it does not.
         notes: For each race, its smallest witness, or that none was found.
@@ -168,6 +169,7 @@ class Verdict:
     gave_up: tuple[str, ...] = ()
     schedule: str | None = None
     witness: tuple[str, ...] = ()
+    witness_lines: tuple[str | None, ...] = ()
     executions: int = 0
     failing: int = 0
     proof: str = ""

@@ -53,6 +53,7 @@ def test_both_defects_of_the_two_shot_are_two_findings(memory):
     assert second.region.startswith("staging[")
     assert all(lo < hi for race in races.values() for lo, hi in race.elements)
     assert all("releases" in race.missing and "acquires" in race.missing for race in races.values())
+    assert [line in note for line, note in zip(verdict.witness_lines, verdict.notes, strict=False)] == [True, True]
 
 
 def test_d1_alone_needs_one_call_and_d2_alone_one_block():
