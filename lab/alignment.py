@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.errors import LabError
-from lab.linear_program import maximise
 from lab.trace import Trace
 
 MOST_PPM = 600.0
@@ -27,6 +26,7 @@ _CORNERS = ((1, -1), (-1, 1), (1, 1), (-1, -1), (0, 1), (0, -1))
 _AT_ENDS = 4  # the first so many of them
 _BINS = 32  # stretches of the trace of which the tightest bounds are looked at first
 _HALVINGS = 40  # of the searches for a least drift and a least violation
+_OPTIMAL, _INFEASIBLE = 0, 2  # `status` of scipy.optimize.linprog
 _EPSILON = float(np.finfo(np.float64).eps)
 
 
@@ -225,7 +225,7 @@ class _Fit:
         while True:
             rows = np.vstack([self.rates, bounds.rows(self.pool)])
             limits = np.concatenate([self.rate_limits, bounds.gap[self.pool] + allowance])
-            point = maximise(objective, rows, limits, self.box, slack)
+            point = _maximise(objective, rows, limits, self.box)
             if point is None:
                 return None
             missed = bounds.left_over(point) + allowance
@@ -254,6 +254,16 @@ class _Fit:
         objective = np.zeros(2 * self.others)
         most = float(np.abs(self.bounds.gap).max()) + 2 * self.most_drift
         return _least(lambda allowance: self.best(objective, allowance) is not None, most)
+
+
+def _maximise(objective: np.ndarray, rows: np.ndarray, limits: np.ndarray, box: np.ndarray) -> np.ndarray | None:
+    """The x with the largest `objective @ x` where `rows @ x <= limits` and `|x| <= box`; None: there is none."""
+    from scipy.optimize import linprog
+
+    found = linprog(-objective, A_ub=rows, b_ub=limits, bounds=np.column_stack([-box, box]), method="highs")
+    if found.status not in (_OPTIMAL, _INFEASIBLE):
+        raise ArithmeticError(f"the clocks of the trace could not be fitted: {found.message}")
+    return found.x if found.status == _OPTIMAL else None
 
 
 def _least_of_each(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
