@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -75,6 +76,9 @@ def command(
     ] = 10.0,
     seed: Annotated[int, typer.Option(help="Seed of the schedulers.", min=0, max=2**62)] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page as well: the findings drawn, the repairs, the text marked.")
+    ] = None,
     listing: Annotated[
         bool, typer.Option("--listing", help="Print the numbered operations of one block and stop.")
     ] = False,
@@ -109,6 +113,10 @@ def command(
         typer.echo(_listing(found.program(config)))
         return
     checkpoint_path(checkpoint)  # refused before the work that comes before the search
+    if html is not None:
+        from lab.pages.verdict import require_writable, write_page
+
+        require_writable(html)
     with executor(engine, workers, dask_address) as explorers, telling() as tell:
         verdict = check(
             found,
@@ -134,6 +142,9 @@ def command(
         emit_json(_document(verdict))
     else:
         typer.echo(report(verdict))
+    if html is not None:
+        write_page(verdict, found, config, html)
+        say(f"the page is {html}")
     if verdict.interrupted:
         raise StoppedError("what was found until then is above")
     raise typer.Exit(0 if verdict.ok else DEFECT)

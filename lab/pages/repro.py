@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.gate_tables import H200_ONE_GPU, gate_tables
+from lab.pages import page
 from lab.plots.lanes import arrange
-from lab.plots.style import css_colours, inline_svg, write_figure
+from lab.plots.scene import of_story
+from lab.plots.style import write_figure
 from lab.plots.timeline import timeline
 from lab.protocol.library import load
 from lab.repro import (
@@ -35,22 +36,18 @@ def write_page(report: Report, folder: Path, seed: int) -> Path:
     """Write the page and its pictures into `folder`; returns the page."""
     folder.mkdir(parents=True, exist_ok=True)
     pictures = _pictures(report)
-    page = folder / PAGE
-    page.write_text(render(report, pictures, seed), encoding="utf-8")
+    written = folder / PAGE
+    written.write_text(render(report, pictures, seed), encoding="utf-8")
     for name, figure in pictures.items():
         write_figure(figure, folder / f"{name}.png")
     for finding in report.findings:
         write_figure(_finding_picture(finding, words=True), folder / f"{finding.words.name}.png")
-    return page
+    return written
 
 
 def render(report: Report, pictures: dict[str, Figure], seed: int) -> str:
     """The page as text."""
-    from jinja2 import Environment, StrictUndefined
-
-    source = (files("lab.pages") / "templates" / PAGE).read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    return environment.from_string(source).render(**_context(report, pictures, seed))
+    return page.render(PAGE, _context(report, pictures, seed))
 
 
 def _pictures(report: Report) -> dict[str, Figure]:
@@ -63,47 +60,29 @@ def _pictures(report: Report) -> dict[str, Figure]:
 
 
 def _context(report: Report, pictures: dict[str, Figure], seed: int) -> dict[str, Any]:
-    from lab import __version__
     from lab.sim.timing.presets import PRESETS
 
     parameters, sources = _parameters()
     return {
         "title": TITLE,
         "lead": LEAD,
-        "light": _css(dark=False),
-        "dark": _css(dark=True),
         "interrupted": report.interrupted,
         "tables": gate_tables(report.rows),
         "gate_words": GATE_WORDS,
-        "gate_plot": _svg(pictures["gates"], "gates", "failure rate over gate size") if "gates" in pictures else None,
+        "gate_plot": page.svg(pictures["gates"], "gates", "failure rate over gate size")
+        if "gates" in pictures
+        else None,
         "gate_caption": GATE_CAPTION,
         "findings": [_finding(finding) for finding in report.findings],
         "full": described(report.full) if report.full else "",
         "repaired": report.repaired,
-        "diff": [(_kind_of(line), line) for line in repair_diff(load(SEED), load(REPAIRED))],
+        "diff": [(page.kind_of_line(line), line) for line in repair_diff(load(SEED), load(REPAIRED))],
         "limits": LIMITS,
         "presets": list(PRESETS.values()),
         "parameters": parameters,
         "sources": sources,
         "seed": seed,
-        "version": __version__,
     }
-
-
-def _kind_of(line: str) -> str:
-    return {"+": "plus", "-": "minus"}.get(line[:1], "")
-
-
-def _css(dark: bool) -> Any:
-    from markupsafe import Markup
-
-    return Markup(css_colours(dark))
-
-
-def _svg(figure: Figure, name: str, label: str) -> Any:
-    from markupsafe import Markup
-
-    return Markup(inline_svg(figure, name, label))
 
 
 def _finding_picture(finding: Finding, words: bool) -> Figure:
@@ -114,30 +93,17 @@ def _finding_picture(finding: Finding, words: bool) -> Figure:
 
 def _finding(finding: Finding) -> dict[str, Any]:
     words, told, witness = finding.words, finding.story, finding.witness
-    number = {step.step: place for place, step in enumerate(told.steps, 1)}
-    steps = [
-        {
-            "number": place,
-            "race": place in (told.read, told.write),
-            "agent": step.access.agent,
-            "phase": step.access.phase,
-            "text": step.access.text,
-            "where": f"op {step.access.op}, {step.access.line}",
-            "after": number.get(step.because),
-        }
-        for place, step in enumerate(told.steps, 1)
-    ]
     return {
         "name": words.name,
         "title": words.title,
         "gist": words.gist,
         "hidden": words.hidden,
         "repair": words.repair,
-        "picture": _svg(_finding_picture(finding, words=False), words.name.lower(), words.title),
-        "carried": bool(arrange(witness.explainer, witness.fault, told).carried),
+        "picture": page.svg(_finding_picture(finding, words=False), words.name.lower(), words.title),
+        "carried": bool(arrange(of_story(witness.explainer, witness.fault, told)).carried),
         "setting": described(witness.config),
         "sentences": list(zip((told.read, told.write, 0, 0), told.sentences(), strict=False)),
-        "steps": steps,
+        "steps": page.steps_told(told.steps, (told.read, told.write)),
         "line": finding.line,
         "sizes": [(described(config), race.pairs) for config, race in finding.races],
     }

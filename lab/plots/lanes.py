@@ -13,26 +13,25 @@ from itertools import pairwise
 
 import numpy as np
 
-from lab.plots.story import Story
+from lab.plots.scene import Scene
 from lab.protocol import tables as t
 from lab.protocol.program import Agent, Expect
-from lab.sim.explain.wrong import Explainer, Fault
 from lab.sim.order.races import accesses
 
-WORK, SYNC = "work", "sync"
-_WIDTH = {WORK: 1.0, SYNC: 0.26}
-_GAP = {WORK: 0.08, SYNC: 0.04}
+WORK, SYNC, STUCK = "work", "sync", "stuck"
+_WIDTH = {WORK: 1.0, SYNC: 0.26, STUCK: 0.4}
+_GAP = {WORK: 0.08, SYNC: 0.04, STUCK: 0.12}
 _QUIET = ("launch", "kernel end", "host")  # kernel boundaries: the picture shows them as the bracket of a call
 _MOST_LANES = 10
 
 
 @dataclass
 class Item:
-    """One mark in a lane: a bar (payload moves) or a dot (a flag written or waited for).
+    """One mark in a lane: a bar (payload moves), a dot (a flag written or waited for), or the end of what is stuck.
 
     Attributes:
         lane: Its lane.
-        kind: WORK or SYNC.
+        kind: WORK, SYNC or STUCK.
         phase, call: Of the operation.
         steps: The steps of the execution that it stands for.
         number: Its number among the steps that matter, 0: none.
@@ -83,7 +82,8 @@ class Lanes:
         items: Bars and dots.
         flags: Writes and the waits that they let go.
         carried: The way of the wrong value, from the racing read on.
-        read, write: The racing pair.
+        pair: The marks of two steps that nothing orders, the earlier first; empty: none.
+        remarks: (mark, lines) said in red at a mark.
         phases: Phase names in the order in which the text of the protocol has them.
         calls: (lane, call, left, right) brackets, where lanes hold more than one call.
         hidden: How many blocks are left out.
@@ -95,8 +95,8 @@ class Lanes:
     items: list[Item]
     flags: list[Arrow]
     carried: list[Arrow]
-    read: Item | None
-    write: Item | None
+    pair: tuple[Item, ...]
+    remarks: list[tuple[Item, tuple[str, ...]]]
     phases: list[str]
     calls: list[tuple[int, int, float, float]] = field(default_factory=list)
     hidden: int = 0
@@ -104,22 +104,23 @@ class Lanes:
     width: float = 1.0
 
 
-def arrange(explainer: Explainer, fault: Fault, told: Story) -> Lanes:
-    """Arrange the execution of a witness up to the last step that matters."""
-    return _Arrangement(explainer, fault, told).build()
+def arrange(scene: Scene) -> Lanes:
+    """Arrange an execution up to the last step that counts; to its end where agents are stuck or no step counts."""
+    return _Arrangement(scene).build()
 
 
 class _Arrangement:
-    def __init__(self, explainer: Explainer, fault: Fault, told: Story) -> None:
-        self.explainer, self.fault, self.told = explainer, fault, told
-        self.execution, self.tables = explainer.execution, explainer.tables
+    def __init__(self, scene: Scene) -> None:
+        self.scene, self.explainer = scene, scene.explainer
+        self.execution, self.tables = scene.explainer.execution, scene.explainer.tables
         self.program = self.tables.program
         ops = self.execution.log.op[: self.execution.steps]
         self.agents = np.where(ops >= 0, self.tables.ops[np.maximum(ops, 0), t.AGENT], -1)
         self.kinds = np.where(ops >= 0, self.tables.ops[np.maximum(ops, 0), t.KIND], -1)
-        self.numbers = {step.step: place for place, step in enumerate(told.steps, 1)}
+        self.numbers = {step.step: place for place, step in enumerate(scene.steps, 1)}
         shown = [step for step in self.numbers if self._in_lane(step)]
-        self.last = max(shown, default=self.execution.steps - 1)
+        self.last = self.execution.steps - 1 if scene.stuck else max(shown, default=self.execution.steps - 1)
+        self.since = self._since()
 
     def build(self) -> Lanes:
         """Choose lanes and items, then place them."""
@@ -127,25 +128,27 @@ class _Arrangement:
         items = self._items(lane_of)
         by_step = {step: item for item in items for step in item.steps}
         self._place(by_step)
+        ends = self._stuck_ends(items, lane_of)
         flags = [
             Arrow(by_step[write], by_step[wait], "flag", wait in self.numbers and write in self.numbers)
             for wait, write in self._handovers(lane_of)
         ]
-        read, write = by_step.get(self.fault.step), self._step_of_number(self.told.write, by_step)
-        chain = [by_step[step] for step in self.fault.chain if step in by_step]
+        chain = [by_step[step] for step in self.scene.chain if step in by_step]
         carried = [Arrow(a, b, "carried", True) for a, b in pairwise(chain)]
+        pair = tuple(by_step[step] for step in self.scene.pair if step in by_step)
+        remarks = [(by_step[step], lines) for step, lines in self.scene.remarks if step in by_step]
         return Lanes(
             lanes=lanes,
-            items=items,
+            items=items + [end for end, _ in ends],
             flags=flags,
             carried=carried,
-            read=read,
-            write=write,
+            pair=pair if len(pair) == 2 else (),
+            remarks=remarks + ends,
             phases=self._phases(),
             calls=self._calls(items),
             hidden=hidden,
             cut=self._goes_on(lane_of),
-            width=max((item.right for item in items), default=1.0),
+            width=max((item.right for item in [*items, *(end for end, _ in ends)]), default=1.0),
         )
 
     # -- lanes ---------------------------------------------------------------------------------------------------------
@@ -159,6 +162,7 @@ class _Arrangement:
     def _lanes(self) -> tuple[dict[int, int], list[Lane], int]:
         """(chain -> lane, lanes, how many are left out): blocks that matter first, then others while there is room."""
         matter = {self._agent(step).chain for step in self.numbers if self._in_lane(step)}
+        matter |= {each.agent.chain for each in self.scene.stuck}
         first: dict[int, Agent] = {}
         for agent in self.program.agents:
             if agent.kind != "host" or agent.chain in matter:
@@ -184,6 +188,8 @@ class _Arrangement:
             write = int(self.explainer.clocks.joined[wait])
             if write < 0 or not {self._agent(wait).chain, self._agent(write).chain} <= lane_of.keys():
                 continue
+            if min(self._agent(wait).call, self._agent(write).call) < self.since:
+                continue
             if self._agent(wait).chain != self._agent(write).chain and self._phase(wait) not in _QUIET:
                 found.append((wait, write))
         return found
@@ -200,6 +206,8 @@ class _Arrangement:
             if self.agents[step] < 0 or self._agent(step).chain not in lane_of:
                 continue
             agent = self._agent(step)
+            if agent.kind != "host" and agent.call < self.since:
+                continue
             lane = lane_of[agent.chain]
             if self.kinds[step] in (t.MOVE, t.FILL):
                 bar, number = open_bar.get(lane), self.numbers.get(step, 0)
@@ -214,8 +222,19 @@ class _Arrangement:
                 items.append(Item(lane, SYNC, self._phase(step), agent.call, [step], self.numbers.get(step, 0), waits))
         return items
 
-    def _step_of_number(self, number: int, by_step: dict[int, Item]) -> Item | None:
-        return by_step.get(self.told.steps[number - 1].step) if number else None
+    def _since(self) -> int:
+        """The first call that is shown: where agents are stuck, the one before theirs."""
+        return max((each.agent.call for each in self.scene.stuck), default=0) - 1
+
+    def _stuck_ends(self, items: list[Item], lane_of: dict[int, int]) -> list[tuple[Item, tuple[str, ...]]]:
+        """A mark behind the last one of each lane whose agent is stuck, with what it waits for."""
+        ends = []
+        for each in self.scene.stuck:
+            lane = lane_of[each.agent.chain]
+            left = max((item.right for item in items if item.lane == lane), default=0.0) + _GAP[STUCK]
+            end = Item(lane, STUCK, "", each.agent.call, [], left=left, right=left + _WIDTH[STUCK])
+            ends.append((end, each.lines))
+        return ends
 
     def _phases(self) -> list[str]:
         names = [op.phase for agent in self.program.agents if agent.kind != "host" for op in agent.ops]

@@ -1,4 +1,4 @@
-"""The picture of a witness: one lane a block, bars for phases, arrows for flags, the racing pair in red.
+"""The picture of an execution: one lane a block, bars for phases, arrows for flags, in red what is at fault.
 
     figure = timeline(witness.explainer, witness.fault, title="Elements are sent before they are reduced")
 
@@ -10,8 +10,9 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from lab.plots.lanes import SYNC, WORK, Arrow, Item, Lanes, arrange
-from lab.plots.story import TOO_EARLY, Story, story
+from lab.plots.lanes import STUCK, SYNC, WORK, Arrow, Item, Lanes, arrange
+from lab.plots.scene import Scene, of_fault, of_story
+from lab.plots.story import Story
 from lab.plots.style import (
     FAINT_FLAG,
     FAINT_TEXT,
@@ -34,11 +35,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Inches.
-_LEFT, _RIGHT, _UNIT = 1.15, 2.45, 0.80
+_RIGHT, _UNIT = 2.45, 0.80
 _PITCH, _BAR, _RANK_GAP, _BRACKET = 0.50, 0.29, 0.16, 0.17
 _RED_LINE, _RED_GAP, _RACE_GAP = 0.17, 0.10, 0.22
 _LINE = 0.21
 _MARGIN = 0.12
+_LEAST_WIDTH = 6.5
 _DOT, _BADGE = 0.045, 0.095
 
 
@@ -54,15 +56,22 @@ def timeline(
         words: Explain the marks and tell the story in sentences below the lanes.
         told: The story, when it is already known.
     """
-    told = told or story(explainer, fault)
-    return _Drawing(arrange(explainer, fault, told), told, title, words).draw()
+    return draw(of_fault(explainer, fault) if told is None else of_story(explainer, fault, told), title, words)
+
+
+def draw(scene: Scene, title: str = "", words: bool = True) -> Figure:
+    """Draw a scene; `title` and `words` as for `timeline`."""
+    return _Drawing(arrange(scene), scene, title, words).draw()
 
 
 class _Drawing:
-    def __init__(self, lanes: Lanes, told: Story, title: str, words: bool) -> None:
-        self.lanes, self.told, self.title = lanes, told, title
-        self.width = _LEFT + _UNIT * lanes.width + (_RIGHT if told.outputs else 0.3)
-        self.notes = self._wrapped(told.sentences()) if words else []
+    def __init__(self, lanes: Lanes, scene: Scene, title: str, words: bool) -> None:
+        self.lanes, self.scene, self.title = lanes, scene, title
+        self.left = max(1.15, 0.42 + 0.07 * max((len(lane.label) for lane in lanes.lanes), default=0))
+        self.width = max(
+            self.left + _UNIT * lanes.width + (_RIGHT if scene.outputs or scene.stuck else 0.3), _LEAST_WIDTH
+        )
+        self.notes = self._wrapped(list(scene.sentences)) if words else []
         self.callouts = self._callouts()
         self.y, bottom = self._rows()
         self.lanes_bottom = bottom
@@ -84,8 +93,9 @@ class _Drawing:
             self._ranks(axes)
             for arrow in self.lanes.flags:
                 self._flag(axes, arrow)
+            marks = {WORK: self._bar, SYNC: self._dot, STUCK: self._end}
             for item in self.lanes.items:
-                (self._bar if item.kind == WORK else self._dot)(axes, item)
+                marks[item.kind](axes, item)
             self._brackets(axes)
             self._carried(axes)
             self._race(axes)
@@ -98,22 +108,17 @@ class _Drawing:
 
     def _callouts(self) -> list[tuple[Item, list[str], bool]]:
         """(mark, lines, whether they stand above its lane) of the racing pair."""
-        read, write = self.lanes.read, self.lanes.write
-        if read is None:
-            return []
-        above = write is None or read.lane <= write.lane
-        found = [(read, [f"finds {self.told.holds}", f"due: {self.told.due}"], above)]
-        if write is not None and write is not read:
-            early = self.told.fault == TOO_EARLY
-            found.append((write, ["writes what is due" if early else "overwrites what is due"], not above))
-        return found
+        remarks = self.lanes.remarks
+        top = min((mark.lane for mark, _ in remarks), default=0)
+        first = next((mark for mark, _ in remarks if mark.lane == top), None)
+        return [(mark, list(lines), mark is first and mark.kind != STUCK) for mark, lines in remarks]
 
     def _rows(self) -> tuple[list[float], float]:
         """The centre of each lane, and where the lanes end."""
         at = _MARGIN + (0.42 if self.title else 0.0)
         rows: list[float] = []
         lanes = self.lanes.lanes
-        racing = sorted(mark.lane for mark in (self.lanes.read, self.lanes.write) if mark)
+        racing = sorted(mark.lane for mark in self.lanes.pair)
         for index, lane in enumerate(lanes):
             new_rank = index and lane.rank != lanes[index - 1].rank
             at += _RANK_GAP if new_rank else 0.0
@@ -133,7 +138,7 @@ class _Drawing:
         return _BRACKET if any(call[0] == lane for call in self.lanes.calls) else 0.0
 
     def _x(self, units: float) -> float:
-        return _LEFT + _UNIT * units
+        return self.left + _UNIT * units
 
     def _wrapped(self, sentences: list[str], letter: float = 0.0735) -> list[str]:
         letters = int((self.width - 2 * _MARGIN) / letter)
@@ -150,7 +155,7 @@ class _Drawing:
         for index, lane in enumerate(lanes):
             first = index == 0 or lanes[index - 1].rank != lane.rank
             y = self.y[index]
-            axes.text(_LEFT - 0.12, y, lane.label, size=9, color=TEXT.light, ha="right", va="center")
+            axes.text(self.left - 0.12, y, lane.label, size=9, color=TEXT.light, ha="right", va="center")
             if first:
                 last = max(i for i, other in enumerate(lanes) if other.rank == lane.rank)
                 self._rank_ground(axes, f"rank {lane.rank}", y - self._bracket(index), self.y[last])
@@ -192,7 +197,7 @@ class _Drawing:
     # -- marks ---------------------------------------------------------------------------------------------------------
 
     def _racing(self, item: Item) -> bool:
-        return item is self.lanes.read or item is self.lanes.write
+        return any(item is mark for mark, _ in self.lanes.remarks) or any(item is mark for mark in self.lanes.pair)
 
     def _bar(self, axes: Axes, item: Item) -> None:
         from matplotlib.patches import FancyBboxPatch
@@ -231,6 +236,12 @@ class _Drawing:
         axes.add_patch(
             Circle((x, y), _DOT, facecolor=SHADE.light if item.waits else ink, edgecolor=ink, lw=1.2, zorder=4)
         )
+
+    def _end(self, axes: Axes, item: Item) -> None:
+        """The end of a lane whose agent is stuck: a bar across it."""
+        x, y = self._x(item.left), self.y[item.lane]
+        axes.plot([x, x], [y - _BAR / 2, y + _BAR / 2], color=RED.light, lw=3, solid_capstyle="round", zorder=5)
+        axes.plot([x + 0.05, self._x(item.right)], [y, y], color=RED.light, lw=1.2, ls=(0, (1, 2)), zorder=4)
 
     def _badge(self, axes: Axes, x: float, y: float, number: int, ink: Ink, hollow: bool = False) -> None:
         from matplotlib.patches import Circle
@@ -285,14 +296,14 @@ class _Drawing:
     def _race(self, axes: Axes) -> None:
         for mark, lines, above in self.callouts:
             self._callout(axes, mark, lines, above)
-        read, write = self.lanes.read, self.lanes.write
-        if read is None or write is None or write is read:
+        if not self.lanes.pair or self.lanes.pair[0] is self.lanes.pair[1]:
             return
-        down = self.y[write.lane] >= self.y[read.lane]
+        first, second = self.lanes.pair
+        down = self.y[second.lane] >= self.y[first.lane]
         side = _BAR / 2 if down else -_BAR / 2
-        start = (self._x(read.middle), self.y[read.lane] + side)
-        end = (self._x(write.middle), self.y[write.lane] - side)
-        if read.lane == write.lane:
+        start = (self._x(first.middle), self.y[first.lane] + side)
+        end = (self._x(second.middle), self.y[second.lane] - side)
+        if first.lane == second.lane:
             end = (end[0], start[1])
         axes.plot(*zip(start, end, strict=True), color=RED.light, lw=2, ls=(0, (4, 2)), zorder=5)
         box: dict[str, Any] = {
@@ -307,7 +318,8 @@ class _Drawing:
 
     def _callout(self, axes: Axes, item: Item, lines: list[str], above: bool) -> None:
         longest = max(map(len, lines)) * 0.074
-        x = min(max(self._x(item.middle), _LEFT + longest / 2), self._x(self.lanes.width) + 2.2 - longest / 2)
+        right = self._x(self.lanes.width) + (2.2 if item.kind == STUCK else 0.2)  # the results stand beside the lanes
+        x = max(min(self._x(item.middle), right - longest / 2), 0.35 + longest / 2)
         y = self.y[item.lane]
         top = y - _PITCH / 2 - self._bracket(item.lane) - _RED_LINE * len(lines) if above else y + _PITCH / 2 + 0.03
         for place, line in enumerate(lines):
@@ -322,7 +334,7 @@ class _Drawing:
         for rank in dict.fromkeys(lane.rank for lane in lanes):
             rows = [self.y[i] for i, lane in enumerate(lanes) if lane.rank == rank]
             middle = (rows[0] + rows[-1]) / 2
-            found = [output for output in self.told.outputs if output.rank == rank][:3]
+            found = [output for output in self.scene.outputs if output.rank == rank][:3]
             for place, output in enumerate(found):
                 y = middle + 0.2 * (place - (len(found) - 1) / 2)
                 right = output.wrong_share == 0

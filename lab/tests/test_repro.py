@@ -14,6 +14,7 @@ from lab import repro as repro_module
 from lab.gate_tables import Rows, gate_tables, in_order, percent, share, tasks
 from lab.pages.repro import render, write_page
 from lab.plots.lanes import SYNC, WORK, arrange
+from lab.plots.scene import of_story
 from lab.plots.story import TOO_EARLY, TOO_LATE, story
 from lab.plots.style import INKS, inline_svg
 from lab.plots.timeline import timeline
@@ -148,11 +149,12 @@ def test_inline_svg_follows_the_page(report):
 
 def test_order_in_the_picture_is_order_in_the_execution(report):
     for finding in report.findings:
-        lanes = arrange(finding.witness.explainer, finding.witness.fault, finding.story)
+        lanes = arrange(of_story(finding.witness.explainer, finding.witness.fault, finding.story))
         assert all(arrow.start.right <= arrow.end.left for arrow in lanes.flags)
-        early = finding.story.fault == TOO_EARLY
-        first, second = (lanes.read, lanes.write) if early else (lanes.write, lanes.read)
+        first, second = lanes.pair
         assert first.right <= second.left
+        early = finding.story.fault == TOO_EARLY
+        assert (first.phase == finding.story.read_access.phase) == early
         assert {item.kind for item in lanes.items} == {WORK, SYNC}
         for lane in range(len(lanes.lanes)):
             marks = [item for item in lanes.items if item.lane == lane]

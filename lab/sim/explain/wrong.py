@@ -262,7 +262,7 @@ def witness(explainer: Explainer, fault: Fault) -> list[WitnessStep]:
     roles[fault.step] = "read"
     because: dict[int, int] = {}
     for step in sorted(roles):
-        for wait, write in _waits_before(explainer, step):
+        for wait, write in waits_before(explainer, step):
             roles.setdefault(wait, "sync")
             roles.setdefault(write, "sync")
             because[wait] = write
@@ -274,8 +274,8 @@ def witness(explainer: Explainer, fault: Fault) -> list[WitnessStep]:
     ]
 
 
-def _waits_before(explainer: Explainer, step: int) -> Iterator[tuple[int, int]]:
-    """(wait, write that satisfied it) of the agent between its last payload operation and `step`, launches left out."""
+def waits_before(explainer: Explainer, step: int) -> Iterator[tuple[int, int]]:
+    """Yield (wait, write that met it) of the agent between its last payload operation and `step`, launches left out."""
     execution, tables = explainer.execution, explainer.tables
     agent = int(tables.ops[execution.log.op[step], t.AGENT])
     for earlier in range(step - 1, -1, -1):

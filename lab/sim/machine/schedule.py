@@ -15,7 +15,7 @@ import zlib
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import numpy as np
 
@@ -52,8 +52,12 @@ class Schedule:
         return f"{body}&check={zlib.crc32(body.encode()):08x}"
 
 
-def parse(line: str) -> tuple[Schedule, Protocol, Program]:
+def parse(line: str, protocol: Protocol | None = None) -> tuple[Schedule, Protocol, Program]:
     """The schedule of a line, its protocol, and the program that it was made for.
+
+    Args:
+        line: What `Schedule.line` gave.
+        protocol: The protocol that it was made from; None: load it by the name in the line.
 
     Raises:
         LabError: The line is damaged, or was made from another program.
@@ -65,11 +69,12 @@ def parse(line: str) -> tuple[Schedule, Protocol, Program]:
     if check != f"{zlib.crc32(body.encode()):08x}":
         raise LabError("the schedule line is damaged: its checksum does not match", value=_shortened(text), hint=_HINT)
     head, _, tail = body.partition("#")
-    reference, _, query = head.partition("?")
+    quoted, _, query = head.partition("?")
+    reference = unquote(quoted)
     fields = dict(parse_qsl(tail))
     if not {"memory", "program", "steps"} <= fields.keys() or fields["memory"] not in MEMORY_MODELS:
         raise LabError("the schedule line lacks its steps", value=_shortened(text), hint=_HINT)
-    protocol = load(reference)
+    protocol = protocol or load(reference)
     try:
         parameters = _parameters(dict(parse_qsl(query)), protocol.defaults)
     except ValueError as problem:
