@@ -28,8 +28,13 @@ repro: $(VENV)/.installed-base
 # With the notebooks, which a bare `pytest` leaves out.
 PYTEST := $(BIN)/python -m pytest -p nbmake --nbmake -q
 
+# Side by side, one process a core and 8 at most (each takes about 700 MiB). What they share is compiled before they
+# start, so that no two of them compile the same. One process: make test JOBS=0. Timings: make test ARGS=--durations=30
+JOBS ?= logical
+
 test: $(VENV)/.installed-test
-	$(PYTEST) -x $(ARGS)
+	@$(BIN)/python -m lab.sim.warmup
+	$(PYTEST) -x -n $(JOBS) --maxprocesses 8 --dist loadgroup -p no:benchmark $(ARGS)
 
 # mypy holds the parts that are plain Python; compiled code resists it.
 TYPED := lab/__init__.py lab/errors.py lab/protocol

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterable
-from functools import cache
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from multiprocessing import get_context
 from threading import Timer
 
 from numba.core import event
@@ -19,6 +23,7 @@ from lab.sim.search.search import search
 
 _TOLD_AFTER = 1.0  # seconds of compiling
 _STATES = 100
+_SIDE_BY_SIDE = (("sc", "posted"), ("weak",))  # what takes about as long to compile, and shares little
 
 
 def compile_engines(memories: Iterable[str], searches: bool, compiling: Callable[[], None] = lambda: None) -> None:
@@ -77,3 +82,21 @@ def _searched(memory: str) -> None:
     tables = compile_tables(two_phase.program(config))
     for stop in (True, False):
         search(tables, memory, limit_states=_STATES, stop=stop)
+
+
+def compile_all(compiling: Callable[[], None] = lambda: None) -> None:
+    """Compile the engines and searches of all memory models, on two cores where there are two.
+
+    Args:
+        compiling: As for `compile_engines`; called in each process that compiles.
+    """
+    with ProcessPoolExecutor(min(len(_SIDE_BY_SIDE), os.cpu_count() or 1), get_context("spawn")) as pool:
+        list(pool.map(partial(compile_engines, searches=True, compiling=compiling), _SIDE_BY_SIDE))
+
+
+def _say() -> None:
+    print("lab: compiling the simulator, once per version", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    compile_all(_say)
