@@ -1,3 +1,11 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
 # %% [markdown]
 # # What a rounding mode does to a residual stream
 #
@@ -31,6 +39,7 @@ pd.set_option("display.max_colwidth", None)
 low, step = 1.0078125, 2.0**-7
 x = np.array([low, low + step / 4, low + step / 2, low + 3 * step / 4], np.float32)
 x = np.concatenate([x, -x])
+print(*(f"{mode.value:<4} {mode.words}" for mode in DETERMINISTIC_MODES), sep="\n")
 table = pd.DataFrame({mode.value: bf16_to_fp32(to_bf16(x, mode)) for mode in DETERMINISTIC_MODES}, index=x)
 table.index.name = "fp32"
 table

@@ -1,3 +1,11 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
 # %% [markdown]
 # # Where a call spends its time: simulated beside recorded
 #
@@ -13,7 +21,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab.compare import align, compare, durations, skew
+from lab.alignment import align
+from lab.compare import compare, durations, skew
 from lab.errors import LabError
 from lab.kernels.stamps import MEETINGS
 from lab.plots.phases import phases_figure
@@ -30,9 +39,10 @@ RECORDED, PRESET = RESULTS / "two_shot_64_kib_2_gpus.npz", "h200"  # <- yours
 # %% [markdown]
 # ## Two clocks
 #
-# Each GPU stamps with its own clock, and the two differ by far more than a call lasts. No block leaves a meeting before
-# the same block of its peer has entered it: every meeting bounds the difference of the clocks from one side. What all
-# of them leave is the uncertainty.
+# Each GPU stamps with its own clock, and the two differ by far more than a call lasts; they also run at slightly
+# different rates. No block leaves a meeting before the same block of its peer has entered it: every meeting bounds the
+# clocks from one side. What all of them leave of offset and rate is the uncertainty. A trace of a millisecond says
+# nothing of the rate; one of seconds does.
 
 # %%
 recorded = Trace.load(RECORDED)
@@ -42,6 +52,7 @@ print(f"{recorded.machine}, {recorded.about['date']}: {recorded.about['command']
 print(f"{algorithm}, {recorded.about['bytes']} bytes, {recorded.about['blocks']} x {recorded.about['threads']} threads")
 for rank, offset in aligned.offsets.items():
     print(f"rank {rank}: clock {offset / 1e3:+.1f} us, known to {aligned.uncertainty[rank] / 1e3:.2f} us either way")
+    print(f"  rate {aligned.ppm[rank]:+.1f} ppm, known to {aligned.ppm_uncertainty[rank]:.1f} ppm either way")
 
 # %% [markdown]
 # A block that leaves a meeting early fits no clocks, and `align` says so: a check of the real kernel that needs no
@@ -136,6 +147,7 @@ pd.Series(skew(aligned.trace)).describe()[["min", "50%", "max"]]
 # %% [markdown]
 # ## Yours
 #
+# * Your own protocol, simulated: `lab trace my_protocol.py:name --out calls.npz`; `lab compare` takes two such files.
 # * A GPU: `python experiments/where_does_a_call_spend_its_time/run.py`, then name its file above.
 # * No GPU: `HostRanks(..., trace=True)`, run, `.trace()`: the kernels' phases under the CPU host's scheduler.
-# * To look closer, `trace.save("calls.json")` and open the file in Perfetto.
+# * To look closer, `trace.save("calls.json")`, or `lab trace ... --out calls.json`, and open the file in Perfetto.

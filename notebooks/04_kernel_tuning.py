@@ -1,3 +1,11 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
 # %% [markdown]
 # # Which kernel, which launch shape
 #
@@ -29,9 +37,9 @@ print(f"{report['machine']}, {report['date']}: {len(points)} launches timed\n{re
 # %% [markdown]
 # ## The surface
 #
-# One column a kernel, one row a block size. Colour is time over the fastest launch of that message size, `*` is the
-# fastest itself, white was not tried. With two ranks one_shot and two_shot send the same bytes, so two_shot's second
-# meeting is all loss there.
+# One column a kernel, one row a block size. Colour is time over the fastest launch of that message size, a red star is
+# the fastest itself, white was not tried. With two ranks one_shot and two_shot send the same bytes, so two_shot's
+# second meeting is all loss there.
 
 # %%
 tuning_figure(points, report["machine"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lab.compare import durations
-from lab.plots.style import GROUND, TEXT, phase_inks
+from lab.plots.style import GROUND, LINE, TEXT, phase_inks
 from lab.trace import Trace
 
 if TYPE_CHECKING:
@@ -29,11 +29,12 @@ def phases_figure(traces: Sequence[Trace], titles: Sequence[str] | None = None, 
     import matplotlib as mpl
     import seaborn as sns
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     names = list(dict.fromkeys(phase for trace in traces for phase in trace.phases))
     inks = {name: ink.light for name, ink in phase_inks(names).items()}
     with sns.axes_style("white"), mpl.rc_context({"axes.edgecolor": TEXT.light}):
-        figure = Figure(figsize=(12, 0.6 + 3.0 * len(traces)), layout="constrained", facecolor=GROUND.light)
+        figure = Figure(figsize=(12, 1.0 + 3.0 * len(traces)), layout="constrained", facecolor=GROUND.light)
         axes = figure.subplots(len(traces), 2, squeeze=False, width_ratios=(3, 2), sharex="col")
         for row, trace in enumerate(traces):
             title = titles[row] if titles else f"{trace.source}: {trace.machine}"
@@ -41,6 +42,8 @@ def phases_figure(traces: Sequence[Trace], titles: Sequence[str] | None = None, 
             _durations(axes[row, 1], trace, names, inks)
         axes[-1, 0].set_xlabel("us since the first block began")
         axes[-1, 1].set_xlabel("us, all blocks of all calls")
+        patches = [Patch(facecolor=inks[name], edgecolor=LINE.light, label=name) for name in names]
+        figure.legend(handles=patches, loc="outside lower center", ncols=min(len(names), 8), frameon=False, fontsize=9)
         sns.despine(figure)
     return figure
 
@@ -57,7 +60,8 @@ def _lanes(axes: Axes, trace: Trace, inks: dict[str, str], call: int, title: str
     for lane, (rank, block) in enumerate(lanes):
         for span in spans[(spans["rank"] == rank) & (spans["block"] == block)]:
             begin, end = (span["begin"] - first) / 1e3, (span["end"] - first) / 1e3
-            axes.barh(lane, end - begin, left=begin, height=0.8, color=inks[trace.phases[span["phase"]]])
+            axes.barh(lane, end - begin, left=begin, height=0.8, color=inks[trace.phases[span["phase"]]],
+                      edgecolor=LINE.light, linewidth=0.4)  # fmt: skip
     axes.set_yticks(range(len(lanes)), [f"rank {rank} block {block}" for rank, block in lanes], fontsize=7)
     axes.invert_yaxis()
     axes.set_title(f"{title}, call {call}", fontsize=10, loc="left")

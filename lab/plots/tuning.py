@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 
 from lab.kernels.tuning import Point
+from lab.plots.style import GROUND
+from lab.plots.style import RED as STAR
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,9 +29,10 @@ def surface(points: Sequence[Point]) -> pd.DataFrame:
 
 
 def tuning_figure(points: Sequence[Point], title: str = "") -> Figure:
-    """Heat maps of blocks by message size: a column a kernel, a row a block size; `*` marks the fastest of a size."""
+    """Heat maps of blocks by message size: a column a kernel, a row a block size; a star marks a size's fastest."""
     import seaborn as sns
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     table = surface(points)
     kernels, threads = (table.index.unique(level) for level in ("algorithm", "threads"))
@@ -41,15 +44,25 @@ def tuning_figure(points: Sequence[Point], title: str = "") -> Figure:
         index = pd.MultiIndex.from_product([[kernels[column]], [threads[row]], blocks])
         part = table.reindex(index).droplevel([0, 1])
         sns.heatmap(part, ax=axes, vmin=1.0, vmax=_FAR, cmap="crest", linewidths=0.3, cbar=False)
-        for place in zip(*np.nonzero(part.to_numpy() == 1.0), strict=True):
-            axes.text(place[1] + 0.5, place[0] + 0.7, "*", ha="center", va="center", color="white")
+        fastest, sizes = np.nonzero(part.to_numpy() == 1.0)
+        axes.scatter(
+            sizes + 0.5, fastest + 0.5, marker="*", s=75, color=STAR.light, edgecolors=GROUND.light, linewidths=0.7,
+            zorder=3,
+        )  # fmt: skip
         axes.set(xlabel="", ylabel=f"{threads[row]} threads\nblocks" if column == 0 else "")
         axes.tick_params(axis="y", labelsize=7, rotation=0)
         if row == 0:
             axes.set_title(kernels[column], fontsize=10)
         if row == len(threads) - 1:
             axes.set_xticks(np.arange(len(part.columns)) + 0.5, map(_size, part.columns), rotation=60, fontsize=7)
-    figure.colorbar(panels[0, 0].collections[0], ax=panels, label="time over the fastest of the size", shrink=0.6)
+            axes.set_xlabel("message size", fontsize=9)
+    bar = figure.colorbar(
+        panels[0, 0].collections[0], ax=panels, label="time over the fastest of the size", shrink=0.6, extend="max"
+    )
+    ticks = np.linspace(1.0, _FAR, 6)
+    bar.set_ticks(ticks, labels=[*(f"{tick:.1f}" for tick in ticks[:-1]), f"{_FAR:.1f} or more"])
+    star = Line2D([], [], ls="", marker="*", ms=10, color=STAR.light, markeredgecolor=GROUND.light)
+    figure.legend([star], ["the fastest of its size"], loc="outside lower center", frameon=False, fontsize=9)
     figure.suptitle(title)
     return figure
 

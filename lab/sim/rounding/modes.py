@@ -37,6 +37,11 @@ class RoundMode(Enum):
     LowHalf = "LOW16"  # no rounding at all: the low 16 bits of the fp32 word (OPUS code 1)
 
     @property
+    def words(self) -> str:
+        """The mode spelt out, as a person says it."""
+        return _WORDS[self]
+
+    @property
     def is_stochastic(self) -> bool:
         """True for SR and SRC, which take random bits."""
         return self in (RoundMode.Stochastic, RoundMode.StochasticCentred)
@@ -65,6 +70,20 @@ class RoundMode(Enum):
             raise UnknownNameError("rounding mode", str(name), known, hint=f"known: {', '.join(known)}")
         return table[folded]
 
+
+_WORDS = {
+    RoundMode.TiesToEven: "to nearest, ties to even",
+    RoundMode.TowardZero: "toward zero",
+    RoundMode.TiesToAway: "to nearest, ties away from zero",
+    RoundMode.TowardPositive: "toward +inf",
+    RoundMode.TowardNegative: "toward -inf",
+    RoundMode.AwayFromZero: "away from zero",
+    RoundMode.ToOdd: "to odd",
+    RoundMode.Stochastic: "stochastic",
+    RoundMode.StochasticCentred: "stochastic, centred",
+    RoundMode.TiesToEvenViaFp16: "to nearest even, by way of fp16",
+    RoundMode.LowHalf: "the low half of the word",
+}
 
 #: The modes that are a function of the input alone and exist for both formats.
 DETERMINISTIC_MODES = (

@@ -361,3 +361,16 @@ def test_plot(tmp_path, capsys):
 
     with pytest.raises(LabError, match="only the last step"):
         plot_drift(measure(Stream(steps=4, tokens=1, hidden=64), seeds=[0]))
+
+
+def test_no_two_paths_of_a_picture_look_alike_and_each_mode_is_spelt_out():
+    from lab.plots.drift import _label, _looks
+
+    paths = drift.all_paths()
+    looks = _looks(paths)
+    assert len(set(looks)) == len(paths)
+    by_name = {path.name: look for path, look in zip(paths, looks, strict=True)}
+    for one, other in (("fused RU", "fused RTZ"), ("fused RNA", "fused RNE")):
+        assert all(a != b for a, b in zip(by_name[one], by_name[other], strict=True)), "hue and mark both differ"
+    assert _label(fused("RTZ")) == "fused RTZ: toward zero"
+    assert all(mode.words for mode in RoundMode)
