@@ -16,7 +16,9 @@ def command(
     """Compile the kernels for AMD GPUs and check the machine code. Needs no GPU.
 
     Checked: release (write-back, its wait, flag), drain (every wave's stores before the barrier), acquire
-    (invalidate), payload (cache bypass), 16-byte accesses, spills. Exit code 1 when a check fails.
+    (invalidate), payload (cache bypass), 16-byte accesses, spills, the rounding mode. Counted and checked: loads of a
+    vector in flight together, waits for scalar loads before the first push, spills between two polls, waits for all
+    stores to peers for each vector. Exit code 1 when a check fails.
     """
     from lab.cli.output import emit_json
     from lab.kernels.build import KERNELS
@@ -27,13 +29,17 @@ def command(
         emit_json([{"passed": row.passed, **vars(row)} for row in rows])
     else:
         typer.echo(f"world {world}, {rows[0].compiler}")
-        typer.echo(f"{'kernel':<12} {'arch':<8} {'VGPR':>4} {'SGPR':>4} {'LDS':>4} {'lane spills':>11}  checks")
+        typer.echo(
+            f"{'kernel':<14} {'arch':<8} {'VGPR':>4} {'SGPR':>4} {'LDS':>4} {'lane spills':>11} "
+            f"{'in flight':>9} {'scalar':>6} {'poll spills':>11} {'drains':>6}  checks"
+        )
         for row in rows:
             failed = [f"FAIL {name}: {found}" for name, found in row.checks.items() if found != "pass"]
             verdict = "; ".join(failed) or f"pass: {', '.join(row.checks)}"
             typer.echo(
-                f"{row.kernel:<12} {row.architecture:<8} {row.vgprs:>4} {row.sgprs:>4} {row.lds:>4} "
-                f"{row.lane_spills:>11}  {verdict}"
+                f"{row.kernel:<14} {row.architecture:<8} {row.vgprs:>4} {row.sgprs:>4} {row.lds:>4} "
+                f"{row.lane_spills:>11} {row.loads_in_flight:>9} {row.scalar_trips:>6} {row.poll_spills:>11} "
+                f"{row.drains:>6.1f}  {verdict}"
             )
     if not all(row.passed for row in rows):
         raise typer.Exit(DEFECT)

@@ -19,8 +19,13 @@ from pathlib import Path
 from lab.errors import LabError, UnknownNameError
 
 HIP = Path(__file__).parent / "hip"
-KERNELS = ("one_shot", "two_shot", "low_latency")
+KERNELS = ("one_shot", "two_shot", "low_latency", "reduce_scatter", "all_gather")
+ALL_REDUCE = ("one_shot", "two_shot", "low_latency")
 ROUNDINGS = ("RNE", "RTZ", "RNA", "RU", "RD", "RAZ", "RTO", "SR")  # the order of lab::Rounding
+REFUSED = {  # LLVM knows them; what a kernel relies on there has been looked at by nobody
+    "gfx1250": "its memory model (clusters, several dies) and its buffer descriptors differ from gfx950's",
+    "gfx1251": "its memory model (clusters, several dies) and its buffer descriptors differ from gfx950's",
+}
 OUTPUTS = {"host": (".so",), "amd": (".hsaco", ".s"), "nvidia": (".cubin",)}
 
 
@@ -112,6 +117,8 @@ def build(
         LabError: no compiler, a name that does not exist, or source that does not compile.
     """
     vendor = vendor_of(target)
+    if target in REFUSED:
+        raise LabError(f"the kernels are not made for {target}: {REFUSED[target]}", hint="use torch.distributed there")
     output = output or OUTPUTS[vendor][0]
     if output not in OUTPUTS[vendor]:
         raise UnknownNameError(f"output for {target}", output, OUTPUTS[vendor])

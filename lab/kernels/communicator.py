@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from lab.errors import LabError, UnknownNameError
 from lab.kernels import self_test
-from lab.kernels.build import KERNELS, ROUNDINGS
+from lab.kernels.build import ALL_REDUCE, ROUNDINGS
 from lab.kernels.rank import ITEMSIZE, Rank
 from lab.kernels.staging import MAX_BLOCKS, Layout, Wait
 from lab.kernels.strategy import Plan, Room, Strategy, default, fixed
@@ -105,8 +105,8 @@ class AllReduce:
         self._said: set[str] = set()
         self._waits: Sequence[Wait] = ()
         self.strategy: Strategy | None = None
-        if isinstance(algorithm, str) and algorithm not in ("auto", *KERNELS):
-            raise UnknownNameError("algorithm", algorithm, ["auto", *KERNELS])
+        if isinstance(algorithm, str) and algorithm not in ("auto", *ALL_REDUCE):
+            raise UnknownNameError("algorithm", algorithm, ["auto", *ALL_REDUCE])
         if rounding not in ROUNDINGS:
             raise UnknownNameError("rounding mode", rounding, ROUNDINGS)
         if blocks is not None and not 1 <= blocks <= MAX_BLOCKS:
@@ -183,7 +183,7 @@ class AllReduce:
 
     def _self_test(self) -> int:
         def plans(nbytes: int) -> list[Plan]:
-            tried = [self.strategy, *(fixed(name, threads=256) for name in KERNELS)]
+            tried = [self.strategy, *(fixed(name, threads=256) for name in ALL_REDUCE)]
             found = [strategy.plan(nbytes, self.layout, self.room) for strategy in tried]
             return [plan for plan in found if plan]
 

@@ -13,7 +13,6 @@ from lab.kernels.runtime import bridge
 from lab.kernels.staging import (
     MAX_BLOCKS,
     SENTINEL,
-    VECTOR,
     Call,
     Control,
     Layout,
@@ -29,7 +28,7 @@ NEVER = 1 << 62
 
 
 class _Launch(ctypes.Structure):
-    _fields_ = [("kernel", ctypes.c_uint64), ("call", Call)]
+    _fields_ = [("kernel", ctypes.c_uint64), ("call", Call), ("early", ctypes.c_uint64)]
 
 
 class _Options(ctypes.Structure):
@@ -50,7 +49,8 @@ class Collective:
         algorithm: a kernel's file stem.
         dtype: "fp32", "fp16" or "bf16".
         inputs: per rank, a 1-d array of bit patterns (uint16, or uint32 for fp32).
-        outputs: per rank, an array like the input; may be the input itself.
+        outputs: per rank, an array like the input; may be the input itself. Of reduce_scatter, one of the input's W
+            parts; of all_gather, W parts like the input.
         blocks, threads: launch shape; threads must be at least the number of ranks.
     """
 
@@ -132,7 +132,8 @@ class HostRanks:
             step_limit: scheduler steps after which the run is given up.
             start_after: per rank, the step before which it launches nothing; NEVER for a rank that is dead.
             rounding_seed: key of the stochastic rounding.
-            early: let a launch start once every block of its predecessor allows it, as Rank's overlap does.
+            early: let a launch start once every block of its predecessor allows it, as Rank's overlap does. Every
+                other launch allows it at once, the rest behind their last wait for a peer or at their end.
         """
         delays = [*start_after, *[0] * (8 - len(start_after))]
         alive = [rank for rank in range(self.layout.world) if delays[rank] < NEVER]
@@ -143,7 +144,8 @@ class HostRanks:
             collective, call = collectives[nth], launches[i].call
             launches[i].kernel = self.module.kernel(f"{collective.algorithm}_{collective.dtype}")
             self._fill(call, collective, rank)
-            call.rounding_seed, call.early = rounding_seed, early
+            call.rounding_seed = rounding_seed
+            launches[i].early, call.lets_at_once = early, early and (seed + nth) % 2 == 0
             if self._traces:
                 call.trace, call.trace_events = self.stamps[rank, nth].ctypes.data, len(EVENTS)
         options = _Options(seed=seed, step_limit=step_limit, ranks=self.layout.world, weak=weak)
@@ -163,19 +165,18 @@ class HostRanks:
 
     def _fill(self, call: Call, collective: Collective, rank: int) -> None:
         source, target = collective.inputs[rank], collective.outputs[rank]
-        nbytes = source.nbytes
+        count = min(source.size, target.size)  # of reduce_scatter and all_gather, a part
+        nbytes = count * source.itemsize
         if nbytes > self.layout.capacity(collective.algorithm):
             raise LabError(f"message of {nbytes} bytes is too large for {collective.algorithm}")
-        for peer, workspace in enumerate(self.workspaces):
-            call.workspace[peer] = workspace.ctypes.data
+        call.connect(rank, [workspace.ctypes.data for workspace in self.workspaces])
         call.input, call.output = source.ctypes.data, target.ctypes.data
         call.control = ctypes.addressof(self.controls[rank])
         call.records = ctypes.addressof(self.records[rank])
-        call.count = source.size
+        call.count = count
         call.timeout, call.grace = self.timeout, self.grace
         call.place(self.layout)
-        call.rank, call.blocks, call.threads = rank, collective.blocks, collective.threads
-        call.aligned = call.input % VECTOR == 0 and call.output % VECTOR == 0
+        call.blocks, call.threads = collective.blocks, collective.threads
 
 
 def _aligned(nbytes: int) -> np.ndarray:

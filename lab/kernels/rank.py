@@ -13,7 +13,6 @@ from lab.kernels.runtime import gpu
 from lab.kernels.staging import (
     MAX_BLOCKS,
     SENTINEL,
-    VECTOR,
     Call,
     Control,
     Layout,
@@ -55,6 +54,7 @@ class Rank:
         timeout: float = 5.0,
         grace: float = 5.0,
         overlap: bool = False,
+        early_blocks: int = MAX_BLOCKS,
         rounding: str = "RNE",
         kernels: Sequence[str] = KERNELS,
         source: Path = HIP,
@@ -72,9 +72,10 @@ class Rank:
             timeout: seconds after which a wait counts as late.
             grace: further seconds after which it counts as lost and the call is given up.
             overlap: let a launch be placed while its predecessor in the stream still runs (NVIDIA); it touches nothing
-                but the number of its call before that has ended. For a GPU of which this is the only rank: a launch
-                placed early takes room that another rank's launch may need. A kernel of somebody else's between two
-                calls must not let its successor start before it has itself waited for its predecessor.
+                before that has ended.
+            early_blocks: a launch of at most so many blocks lets its successor be placed at once, a larger one when it
+                waits for no peer any more. At once, both hold room on the GPU while a peer is waited for:
+                docs/residency.md says how much must be certain then.
             rounding: of 16-bit results.
             kernels: file stems to load.
             source: folder of the device code.
@@ -85,6 +86,7 @@ class Rank:
             LabError: no runtime or compiler; _runtime.GpuError: a runtime call failed.
         """
         self.layout, self.rank, self.device, self.overlap = layout, rank, device, overlap
+        self.early_blocks = early_blocks
         self.gpu = gpu(vendor, cache)
         self._opened: list[int] = []
         self._freed = False
@@ -113,8 +115,6 @@ class Rank:
             records=device_records,
             timeout=int(timeout * per_second),
             grace=int(grace * per_second),
-            rank=rank,
-            early=overlap,
         )
         self._call.place(layout)
         self._stamps = np.zeros((trace_calls, MAX_BLOCKS, len(EVENTS)), STAMP)
@@ -136,13 +136,15 @@ class Rank:
         if len(addresses) != self.layout.world:
             raise LabError("one address per rank is needed", value=len(addresses))
         self.gpu.set_device(self.device)
+        mapped = []
         for peer, where in enumerate(addresses):
             if peer == self.rank:
                 where = self.address
             elif isinstance(where, Shared):
                 where, base = self.gpu.open_shared(where.handle, where.offset)
                 self._opened.append(base)
-            self._call.workspace[peer] = where
+            mapped.append(where)
+        self._call.connect(self.rank, mapped)
 
     def reset(self, epoch: int = 0) -> None:
         """Empty slots, flags and counters at `epoch`.
@@ -177,7 +179,7 @@ class Rank:
             dtype: "fp32", "fp16" or "bf16".
             source: address of `count` elements.
             target: address of the result; `source` itself, or disjoint from it.
-            count: elements, at least 1.
+            count: elements, at least 1; of reduce_scatter and all_gather, those of a part.
             stream: 0 for the default stream.
         """
         nbytes = count * ITEMSIZE[dtype]
@@ -189,7 +191,7 @@ class Rank:
         call = self._call
         call.input, call.output, call.count = source, target, count
         call.blocks, call.threads = plan.blocks, plan.threads
-        call.aligned = source % VECTOR == 0 and target % VECTOR == 0
+        call.lets_at_once = plan.blocks <= self.early_blocks
         if self._device_stamps:
             nth = self._launches % len(self._stamps)
             call.trace, call.trace_events = self._device_stamps + nth * self._stamps[0].nbytes, len(EVENTS)

@@ -1,6 +1,7 @@
 """The host's mirror of hip/staging.hpp: where things lie in a rank's workspace, and the kernel argument."""
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lab.errors import LabError
@@ -11,7 +12,8 @@ VECTOR = 16  # bytes
 FLAG_BYTES = 2 * MAX_BLOCKS * MAX_RANKS * 8
 SENTINEL = 0xFF  # every byte of an empty packet slot
 
-ALGORITHMS = ("one_shot", "two_shot", "low_latency", "seed_two_shot")  # the order of lab::Algorithm
+# the order of lab::Algorithm
+ALGORITHMS = ("one_shot", "two_shot", "low_latency", "seed_two_shot", "reduce_scatter", "all_gather")
 PHASES = ("scatter", "gather", "packet", "own_grid")  # the order of lab::Phase
 KINDS = ("none", "late", "lost")  # the order of lab::Kind
 
@@ -84,8 +86,14 @@ class Layout:
         return self.packets_offset + 2 * self.world * self.packets_stride
 
     def capacity(self, algorithm: str) -> int:
-        """Largest message in bytes that `algorithm` can carry."""
-        return {"one_shot": self.one_shot_bytes, "low_latency": self.packet_bytes}.get(algorithm, self.max_bytes)
+        """Largest message in bytes that `algorithm` can carry; of reduce_scatter and all_gather, a rank's part."""
+        own = {
+            "one_shot": self.one_shot_bytes,
+            "low_latency": self.packet_bytes,
+            "reduce_scatter": self.part_bytes,
+            "all_gather": self.part_bytes,
+        }
+        return own.get(algorithm, self.max_bytes)
 
 
 class Control(ctypes.Structure):
@@ -121,8 +129,14 @@ class Call(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("gather_offset", "gather_stride")),
         *((name, ctypes.c_uint64) for name in ("packets_offset", "packets_stride")),
         *((name, ctypes.c_uint32) for name in ("rank", "blocks", "threads", "trace_events")),
-        *((name, ctypes.c_uint32) for name in ("rounding_seed", "aligned", "early")),
+        *((name, ctypes.c_uint32) for name in ("rounding_seed", "lets_at_once")),
     ]
+
+    def connect(self, rank: int, workspaces: Sequence[int]) -> None:
+        """Fill in rank and workspaces, given by rank: the kernel wants them in the order in which it pushes."""
+        self.rank = rank
+        for k in range(len(workspaces)):
+            self.workspace[k] = workspaces[(rank + k) % len(workspaces)]
 
     def place(self, layout: Layout) -> None:
         """Fill in the offsets and strides."""

@@ -1,7 +1,7 @@
 #pragma once
 // GPU threads as fibers on one CPU thread: a stack switch, a seeded scheduler with bursts, block barriers, a
 // step limit. Ranks are independent streams of launches: a launch starts when its rank's former one has
-// ended or, with Call::early, once every block of it has let its successor start.
+// ended or, with Launch::early, once every block of it has let its successor start.
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -181,7 +181,6 @@ inline void let_successor_start(Group& group) {
 
 inline void start_after_predecessor() {
     while (!running->group->launch->oldest) pause();
-    let_successor_start(*running->group);
 }
 
 inline void leave_runnable(Group& group, Fiber* fiber) {

@@ -7,6 +7,7 @@ namespace lab::host {
 struct Launch {
     void (*kernel)(Call);
     Call call; ///< call.rank names the stream
+    u64 early; ///< it may start beside its predecessor's end
 };
 
 enum Outcome : int { finished = 0, out_of_steps = 1, diverged = 2 };
@@ -19,7 +20,7 @@ struct Stream {
 
     bool may_start() const {
         if (next == launches.size()) return false;
-        return running.empty() || (launches[next]->call.early && running.back()->holding == 0);
+        return running.empty() || (launches[next]->early && running.back()->holding == 0);
     }
 };
 

@@ -75,11 +75,19 @@ LAB_DEVICE u16 float_to_fp16(float value, u32 random) {
     return sign | u16(shift_rounded<R>(significand, drop < 31 ? drop : 31, negative, random));
 }
 
+/// A converted pair with the canonical NaN where an input was one, whatever the conversion made of it.
+LAB_DEVICE u32 with_canonical_nans(u32 word, float low, float high) {
+    word = low != low ? (word & 0xffff0000u) | 0x7fc0u : word;
+    return high != high ? (word & 0xffffu) | 0x7fc00000u : word;
+}
+
 /// Two results in a word, `low` in its lower half.
 template <Rounding R>
 LAB_DEVICE u32 pack_bf16(float low, float high, u32 random_low, u32 random_high) {
 #if LAB_HAVE_PACKED_RNE
     if (R == Rounding::RNE) return pack_bf16_rne(low, high);
+#elif LAB_HAVE_PACKED_BF16
+    if (R == Rounding::RNE) return with_canonical_nans(convert_bf16_rne(low, high), low, high);
 #endif
     return float_to_bf16<R>(low, random_low) | u32(float_to_bf16<R>(high, random_high)) << 16;
 }

@@ -4,7 +4,7 @@
 
 namespace lab {
 
-enum class Algorithm : u32 { one_shot, two_shot, low_latency, seed_two_shot };
+enum class Algorithm : u32 { one_shot, two_shot, low_latency, seed_two_shot, reduce_scatter, all_gather };
 enum class Phase : u32 { scatter, gather, packet, own_grid };
 enum class Kind : u64 { none, late, lost };
 
@@ -19,35 +19,37 @@ struct Turn {
     LAB_DEVICE bool dead() const { return aborted_at != 0 && aborted_at < epoch; }
 };
 
-/// All max_blocks words, whatever the grid of this call is. Block b writes the words congruent to b, once all
-/// its threads have read word b; no block reads a word that another one writes.
-LAB_DEVICE void write_epoch(const Call& call, u64 epoch) {
+/// Wait for the launch ahead, then look at the number of this call. It lives in device memory, so a replayed
+/// graph advances it. A launch may be placed beside its predecessor's end, but touches nothing before that.
+///
+/// When the successor may be placed is for the host to say, call by call: it touches nothing either before
+/// this launch has ended, but holds room on the GPU from then on.
+///   lets_at_once: from here on. Soonest; it holds room while this launch still waits for its peers, so room
+///   for both of them must be certain, beside all else that waits for a peer (docs/residency.md).
+///   otherwise: from let_successor_when_met on, behind the last wait for a peer. What is left of this launch
+///   ends by itself, so an early successor takes no room that a peer needs in order to come.
+///
+/// No third launch is placed beside the first: this one lets nobody start before its predecessor has ended.
+LAB_DEVICE Turn begin_call(const Call& call) {
+    start_after_predecessor();
+    if (call.lets_at_once) let_successor_start();
+    const u64 epoch = load_of_predecessor(&call.control->epoch[block_index()]) + 1;
+    return Turn{epoch, u32(epoch & 1), load_of_predecessor(&call.control->aborted_at)};
+}
+
+/// After a block barrier behind begin_call: all max_blocks words, whatever the grid of this call is. Block b
+/// writes the words congruent to b, once all its threads have read word b; no block reads a word that another
+/// one writes.
+LAB_DEVICE void advance_epoch(const Call& call, const Turn& turn) {
     const u32 step = call.threads * call.blocks;
     for (u32 word = block_index() + thread_index() * call.blocks; word < max_blocks; word += step)
-        call.control->epoch[word] = epoch;
+        call.control->epoch[word] = turn.epoch;
 }
 
-/// Take the next number. It lives in device memory, so a replayed graph advances it.
-///
-/// A launch that starts early reads and advances it beside its predecessor's end. That one has published its
-/// number before it let this launch start, and all other memory is touched after start_after_predecessor.
-/// lab/protocol/library/signal.py has both launches; the CPU host plays both (host_run.hpp).
-LAB_DEVICE Turn begin_call(const Call& call) {
-    const u64* word = &call.control->epoch[block_index()];
-    const bool early = starts_early(call.early);
-    const u64 epoch = (early ? load_relaxed_system(word) : *word) + 1; // relaxed: not a line from before
-    if (early) {
-        block_barrier();
-        write_epoch(call, epoch);
-        publish_to_successor();
-    }
-    start_after_predecessor();
-    return Turn{epoch, u32(epoch & 1), load_relaxed_system(&call.control->aborted_at)};
-}
-
-/// After a block barrier behind begin_call; where that has not done it.
-LAB_DEVICE void advance_epoch(const Call& call, const Turn& turn) {
-    if (!starts_early(call.early)) write_epoch(call, turn.epoch);
+/// Behind the last wait for a peer and a block barrier: one thread of a block is enough to let the successor
+/// start, so all of them must have met.
+LAB_DEVICE void let_successor_when_met(const Call& call) {
+    if (!call.lets_at_once) let_successor_start();
 }
 
 /// What a wait that is not over lacks.
@@ -90,19 +92,21 @@ LAB_DEVICE bool wait_bounded(const Call& call, const Turn& turn, Algorithm algor
     for (u32 polls = 0; !ready(); ++polls) {
         pause();
         if (polls % polls_per_clock != polls_per_clock - 1) continue;
+        const Call& again = loaded_anew(call);
         const u64 now = wall_clock();
         if (start == 0) start = now;
         last = missing();
-        if (load_relaxed_system(&call.control->aborted_at) != 0) return false;
-        if (now - start <= call.timeout + call.grace) continue;
-        if (compare_exchange_device(&call.control->aborted_at, 0, turn.epoch))
-            write_record(call, turn, Kind::lost, algorithm, phase, last, now - start);
+        if (load_relaxed_system(&again.control->aborted_at) != 0) return false;
+        if (now - start <= again.timeout + again.grace) continue;
+        if (compare_exchange_device(&again.control->aborted_at, 0, turn.epoch))
+            write_record(again, turn, Kind::lost, algorithm, phase, last, now - start);
         return false;
     }
     if (start == 0) return true;
+    const Call& again = loaded_anew(call);
     const u64 waited = wall_clock() - start;
-    if (waited > call.timeout && compare_exchange_device(&call.control->claimed_late, 0, 1))
-        write_record(call, turn, Kind::late, algorithm, phase, last, waited);
+    if (waited > again.timeout && compare_exchange_device(&again.control->claimed_late, 0, 1))
+        write_record(again, turn, Kind::late, algorithm, phase, last, waited);
     return true;
 }
 
@@ -116,21 +120,24 @@ LAB_DEVICE bool exchange_release_acquire(const Call& call, const Turn& turn, Alg
                                          Phase phase) {
     LAB_SHARED(LostByRow, lost);
     const u32 row = phase == Phase::gather ? 1 : 0;
-    const u32 peer = thread_index();
-    if (peer == 0) lost.row[row] = 0; // a word per row: slow threads may still read the other one
-    block_barrier_draining();         // every wave's payload is out before any thread below publishes it
-    if (peer < world_size && peer != call.rank) {
-        // Pairs with load_polled_system of the peer's same block.
-        store_release_system(flag_word(call, peer, row, block_index(), call.rank), turn.epoch);
-        const u64* mine = flag_word(call, call.rank, row, block_index(), peer);
-        // Pairs with store_release_system of the peer's same block. Flags only grow; 64 bits do not wrap.
+    const u32 k = thread_index();
+    const bool meets = k > 0 && k < world_size;
+    // Looked up in front of the barrier: its wait is long enough for that.
+    u64* theirs = flag_word(call, meets ? k : 0, row, block_index(), call.rank);
+    if (k == 0) lost.row[row] = 0; // a word per row: slow threads may still read the other one
+    block_barrier_draining();      // every wave's payload is out before any thread below publishes it
+    if (meets) {
+        const u32 peer = peer_after(call, k);
+        store_drained_system(theirs, turn.epoch); // pairs with load_polled_system of the peer's same block
+        const u64* mine = flag_word(call, 0, row, block_index(), peer);
+        // Pairs with store_drained_system of the peer's same block. Flags only grow; 64 bits do not wrap.
         const auto arrived = [&] { return load_polled_system(mine) >= turn.epoch; };
         const auto missing = [&] { return Missing{peer, load_relaxed_system(mine)}; };
         if (!wait_bounded(call, turn, algorithm, phase, arrived, missing)) lost.row[row] = 1;
         acquire_polled_system(); // by the wave that polled; the barrier passes the order on
     }
     block_barrier();
-    acquire_polled_system(); // by every wave: a block may span two caches
+    acquire_behind_barrier();
     return lost.row[row] == 0;
 }
 

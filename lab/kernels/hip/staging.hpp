@@ -5,8 +5,8 @@
 // staging.py):
 //
 //   flags    u64 [2 rows][max_blocks][max_ranks]   word `s` of a row is written by rank s alone
-//   scatter  [2 parities][world_size] slots        inputs: whole (one-shot) or my part of them (two-shot)
-//   gather   [2 parities][world_size] slots        two-shot's reduced parts, a region of their own
+//   scatter  [2 parities][world_size] slots        inputs: whole (one-shot) or my part of them (the others)
+//   gather   [2 parities][world_size] slots        reduced parts, and all_gather's: a region of their own
 //   packets  [2 parities][world_size] slots        low-latency: every word is `sentinel` between calls
 //
 // Why two parities are enough: a slot of call e is written again in call e+2. Its writer has then finished
@@ -19,7 +19,7 @@ namespace lab {
 
 constexpr u32 max_blocks = 512;
 
-/// Words of this GPU alone. Between launches all `epoch` words are equal: see begin_call.
+/// Words of this GPU alone. Between launches all `epoch` words are equal: see advance_epoch.
 struct Control {
     u64 epoch[max_blocks];
     u64 aborted_at;    ///< epoch of the first lost wait, 0 while there is none
@@ -43,44 +43,75 @@ struct TraceEvent {
 
 /// Kernel argument, by value. Identical on all ranks but for rank, the pointers and nothing else.
 struct Call {
-    char* workspace[max_ranks]; ///< every rank's workspace as this rank maps it
-    const void* input;
-    void* output; ///< may be `input`; otherwise disjoint from it
+    /// Workspaces as this rank maps them, in the order of peer_after: [0] is its own. No rank is an index at
+    /// run time, so all of them come with one wide scalar load.
+    char* workspace[max_ranks];
+    const void* input; ///< of reduce_scatter: world_size parts, one behind the other
+    void* output;      ///< of all_gather: the same. Otherwise it may be `input`; else disjoint from it
     Control* control;
     WaitRecord* records; ///< [0] first late, [1] first lost
     TraceEvent* trace;   ///< [blocks][trace_events], read only in a build with -DLAB_TRACE=1
-    u64 count;           ///< elements, 0 < count < 2^32
+    u64 count;           ///< elements, 0 < count < 2^32; of reduce_scatter and all_gather, those of a part
     u64 timeout, grace;  ///< ticks of wall_clock: late after timeout, lost after timeout + grace
     u64 scatter_offset, scatter_stride, gather_offset, gather_stride, packets_offset,
         packets_stride; ///< bytes
     u32 rank, blocks, threads, trace_events;
-    u32 rounding_seed, aligned; ///< aligned: input and output are both 16-byte aligned
-    u32 early;                  ///< this launch and its neighbours in the stream may overlap: see begin_call
+    u32 rounding_seed;
+    u32 lets_at_once; ///< when the successor in the stream may be placed: see begin_call
 };
 
-LAB_DEVICE u64* flag_word(const Call& call, u32 owner, u32 row, u32 block, u32 writer) {
-    return reinterpret_cast<u64*>(call.workspace[owner]) + (row * max_blocks + block) * max_ranks + writer;
-}
-
-LAB_DEVICE Vec16* scatter_slot(const Call& call, u32 owner, u32 parity, u32 writer) {
-    return reinterpret_cast<Vec16*>(call.workspace[owner] + call.scatter_offset +
-                                    (parity * world_size + writer) * call.scatter_stride);
-}
-
-LAB_DEVICE Vec16* gather_slot(const Call& call, u32 owner, u32 parity, u32 writer) {
-    return reinterpret_cast<Vec16*>(call.workspace[owner] + call.gather_offset +
-                                    (parity * world_size + writer) * call.gather_stride);
-}
-
-LAB_DEVICE Vec16* packet_slot(const Call& call, u32 owner, u32 parity, u32 writer) {
-    return reinterpret_cast<Vec16*>(call.workspace[owner] + call.packets_offset +
-                                    (parity * world_size + writer) * call.packets_stride);
-}
-
-/// The k-th peer after this rank, k = 1..world_size-1: ranks start on different links.
+/// The k-th peer after this rank, k = 1..world_size-1: ranks start on different links. k = 0 is this rank.
 LAB_DEVICE u32 peer_after(const Call& call, u32 k) {
     const u32 peer = call.rank + k;
     return peer < world_size ? peer : peer - world_size;
+}
+
+/// The j-th of the other ranks in rising order, j = 0..world_size-2.
+LAB_DEVICE u32 other_rank(const Call& call, u32 j) { return j < call.rank ? j : j + 1; }
+
+// `k` names the owner of what follows: it is peer_after(k).
+
+LAB_DEVICE u64* flag_word(const Call& call, u32 k, u32 row, u32 block, u32 writer) {
+    return reinterpret_cast<u64*>(call.workspace[k]) + (row * max_blocks + block) * max_ranks + writer;
+}
+
+LAB_DEVICE Vec16* scatter_slot(const Call& call, u32 k, u32 parity, u32 writer) {
+    return reinterpret_cast<Vec16*>(call.workspace[k] + call.scatter_offset +
+                                    (parity * world_size + writer) * call.scatter_stride);
+}
+
+LAB_DEVICE Vec16* gather_slot(const Call& call, u32 k, u32 parity, u32 writer) {
+    return reinterpret_cast<Vec16*>(call.workspace[k] + call.gather_offset +
+                                    (parity * world_size + writer) * call.gather_stride);
+}
+
+LAB_DEVICE Vec16* packet_slot(const Call& call, u32 k, u32 parity, u32 writer) {
+    return reinterpret_cast<Vec16*>(call.workspace[k] + call.packets_offset +
+                                    (parity * world_size + writer) * call.packets_stride);
+}
+
+/// This rank's slots of a region, for each of the others: where slot [j] starts behind `base`, in vectors.
+struct Slots {
+    Vec16* base;
+    u32 of[world_size - 1];
+};
+
+/// The slots for other_rank(j), where `first` is the one for rank 0.
+LAB_DEVICE Slots slots_in_rank_order(const Call& call, Vec16* first, u64 stride) {
+    Slots slots = {first, {}};
+#pragma unroll
+    for (u32 j = 0; j < world_size - 1; ++j)
+        slots.of[j] = uniform(other_rank(call, j)) * u32(stride / sizeof(Vec16));
+    return slots;
+}
+
+/// The slots for peer_after(j + 1).
+LAB_DEVICE Slots slots_in_peer_order(const Call& call, Vec16* first, u64 stride) {
+    Slots slots = {first, {}};
+#pragma unroll
+    for (u32 j = 0; j < world_size - 1; ++j)
+        slots.of[j] = uniform(peer_after(call, j + 1)) * u32(stride / sizeof(Vec16));
+    return slots;
 }
 
 } // namespace lab

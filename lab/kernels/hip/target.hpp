@@ -2,20 +2,27 @@
 // The contract between the kernels and a target. Each target_*.hpp supplies the same names:
 //
 //   thread_index() block_index()                 where this thread is
-//   starts_early(call.early)                     whether this launch may run beside its predecessor's end
-//   publish_to_successor()                       what the block stored is visible to a successor that does
+//   uniform()                                    a value that all threads of the block have, where that helps
+//   loaded_anew()                                the kernel's arguments, where registers are few
 //   start_after_predecessor()                    returns once the predecessor's end and stores are seen
+//   let_successor_start()                        the next launch of the stream may be placed beside this one
 //   block_barrier() block_barrier_draining()     the latter first waits for the wave's own stores
+//   load_of_predecessor()                        a word that a former launch of this GPU has stored
 //   load_relaxed_system() store_relaxed_system() one word, no ordering
 //   store_release_system()                       everything this block stored before it is visible first
+//   store_drained_system()                       the same for *_bypass stores, behind block_barrier_draining
 //   load_polled_system() acquire_polled_system() the first word load that succeeds, and its acquire
+//   acquire_behind_barrier()                     that acquire in the waves that polled nothing
 //   load_bypass() store_bypass()                 16 bytes of payload past the caches
 //   load_polled_bypass()                         the same, where the data is its own flag
+//   load_unaligned() store_unaligned()           16 bytes of a tensor, aligned to an element or better
 //   compare_exchange_device() add_release_device() on a word of this GPU
+//   loads_begin() loads_end()                    marks in the machine code for isa.py; no instruction
 //   wall_clock() pause()                         ticks of a clock that does not stop; a poll's rest
 //   polls_of_a_short_wait                        first polls, in a loop of their own
 //
-// A base pointer given to *_bypass is the same in every thread of the block; the index is the thread's own.
+// What *_bypass is given first, a base pointer and for a load the slot's place behind it in vectors, is the
+// same in every thread of the block; the index is the thread's own.
 
 using u16 = unsigned short;
 using u32 = unsigned int;

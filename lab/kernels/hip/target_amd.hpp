@@ -7,16 +7,31 @@
 
 // A comment in the assembly, for isa.py to find the place; no instruction.
 #define LAB_ISA_MARK(text) asm volatile("; lab " text::: "memory")
+#define LAB_ISA_COUNT(text, count) asm volatile("; lab " text " %0" ::"n"(count) : "memory")
 
 namespace lab {
 
 LAB_DEVICE u32 thread_index() { return __builtin_amdgcn_workitem_id_x(); }
 LAB_DEVICE u32 block_index() { return __builtin_amdgcn_workgroup_id_x(); }
 
+/// A value that is the same in every thread of the block, in a scalar register: where the compiler has
+/// computed it in a vector one, each access that needs it would else become a loop.
+LAB_DEVICE u32 uniform(u32 value) { return __builtin_amdgcn_readfirstlane(value); }
+
+/// The kernel's arguments, to be loaded anew: what is used through this needs no scalar register before, and
+/// there are too few of them for all that a call holds. Args is the kernel's one argument.
+template <typename Args>
+LAB_DEVICE const Args& loaded_anew(const Args&) {
+    auto* arguments = __builtin_amdgcn_kernarg_segment_ptr();
+    asm volatile("" : "+s"(arguments));
+    return *(const Args*)arguments;
+}
+
 // A kernel starts when its predecessor in the stream has ended.
-LAB_DEVICE bool starts_early(bool) { return false; }
-LAB_DEVICE void publish_to_successor() {}
 LAB_DEVICE void start_after_predecessor() {}
+LAB_DEVICE void let_successor_start() {}
+/// Behind a kernel's start the scalar cache holds no line from before.
+LAB_DEVICE u64 load_of_predecessor(const u64* word) { return *word; }
 
 /// Wait until every store of this wave has been acknowledged.
 LAB_DEVICE void drain_stores() {
@@ -56,7 +71,9 @@ LAB_DEVICE void store_relaxed_system(Word* word, Word value) {
 /// dropped when the wave has no other vector-memory operation pending (llvm-project PR 178316).
 LAB_DEVICE void fence_release_system() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");
+#if !defined(__GFX12__)
     __builtin_amdgcn_s_waitcnt(0);
+#endif
     drain_stores();
 }
 
@@ -67,60 +84,85 @@ LAB_DEVICE void store_release_system(u64* flag, u64 value) {
     store_relaxed_system(flag, value);
 }
 
+#if defined(__gfx942__) || defined(__gfx950__)
+#define LAB_SCOPED_BYPASS 1
+#else
+#define LAB_SCOPED_BYPASS 0
+#endif
+
+/// Behind block_barrier_draining: the *_bypass stores of all waves have been acknowledged.
+///
+/// Where they carry system scope (gfx942, gfx950) an acknowledged store has reached the memory that
+/// the peers read, and no cache holds a line of it that would have to be written back. That is the memory
+/// model's word on scoped stores (LLVM, "User Guide for AMDGPU Backend", memory model tables) and depends
+/// neither on the kind of memory nor on the ROCm version; the workspace is uncached all the same.
+/// Elsewhere the stores carry no scope, so the release stays: gfx90a may keep them in its L2, and on gfx12
+/// the compiler waits for all others before each store of system scope. gfx10 has nothing to write back; its
+/// release is the wait that the barrier has made already.
+LAB_DEVICE void store_drained_system(u64* flag, u64 value) {
+#if LAB_SCOPED_BYPASS
+    LAB_ISA_MARK("drained flag store");
+    store_relaxed_system(flag, value);
+#else
+    store_release_system(flag, value);
+#endif
+}
+
 LAB_DEVICE u64 load_polled_system(const u64* flag) { return load_relaxed_system(flag); }
 
-/// Acquire half of store_release_system. The wave that polled executes it before the block barrier: a fence
-/// of a wave that read no flag orders nothing. Every wave executes it again behind the barrier, because a
-/// block may span two caches (WGP mode).
+/// Acquire half of store_release_system and store_drained_system. The wave that polled executes it before the
+/// block barrier: a fence of a wave that read no flag orders nothing.
 LAB_DEVICE void acquire_polled_system() {
     LAB_ISA_MARK("acquire");
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "");
 }
 
+/// In every wave, behind the barrier that follows acquire_polled_system. On gfx10 and later a block may span
+/// two compute units with a near cache each (WGP mode). On gfx9 it is on one, whose cache the wave that
+/// polled has emptied; these kernels are not compiled for tgsplit mode, which would spread it.
+LAB_DEVICE void acquire_behind_barrier() {
+#if !defined(__GFX9__)
+    acquire_polled_system();
+#endif
+}
+
+/// For isa.py: from here on, and in the loop up to loads_end, so many loads are issued before one of them is
+/// waited for. Not within a loop that is to be unrolled, for the compiler does not copy a mark.
+template <u32 loads>
+LAB_DEVICE void loads_begin() {
+    LAB_ISA_COUNT("loads", loads);
+}
+LAB_DEVICE void loads_end() { LAB_ISA_MARK("loads end"); }
+
 using Quad = u32 __attribute__((ext_vector_type(4)));
 
-#if defined(__gfx942__) || defined(__gfx950__)
-#define LAB_HAVE_SCOPED_B128 1
-#else
-#define LAB_HAVE_SCOPED_B128 0
-#endif
+#if LAB_SCOPED_BYPASS
 
-#if __has_builtin(__builtin_amdgcn_global_load_b128) && __has_builtin(__builtin_amdgcn_global_store_b128)
-
-using GlobalQuad = __attribute__((address_space(1))) Quad;
-LAB_DEVICE Vec16 load_bypass(const Vec16* base, u32 index) {
-    const Quad q = __builtin_amdgcn_global_load_b128((GlobalQuad*)(base + index), "");
-    return Vec16{{q.x, q.y, q.z, q.w}};
-}
-LAB_DEVICE void store_bypass(Vec16* base, u32 index, const Vec16& v) {
-    __builtin_amdgcn_global_store_b128((GlobalQuad*)(base + index),
-                                       Quad{v.word[0], v.word[1], v.word[2], v.word[3]}, "");
-}
-LAB_DEVICE Vec16 load_polled_bypass(const Vec16* base, u32 index) { return load_bypass(base, index); }
-
-#elif LAB_HAVE_SCOPED_B128
-
-// A buffer access carries its cache policy: sc0 (1) and sc1 (16) together are system scope. Unlike a volatile
-// access it is not followed by a wait, so several stay in flight.
-constexpr int system_scope = 17;
+// A buffer access carries its cache policy. Unlike a volatile access it is not followed by a wait, so several
+// stay in flight, and unlike inline assembly the compiler counts it: a wait for a load is not one for the
+// stores behind it.
+constexpr int system_scope = 1 | 16; // sc0 and sc1
 LAB_DEVICE __amdgpu_buffer_rsrc_t buffer_of(const Vec16* base) {
     return __builtin_amdgcn_make_buffer_rsrc(const_cast<Vec16*>(base), 0, -1, 0x00027000);
 }
-LAB_DEVICE Vec16 load_bypass(const Vec16* base, u32 index) {
-    const Quad q = __builtin_amdgcn_raw_buffer_load_b128(buffer_of(base), index * 16, 0, system_scope);
+LAB_DEVICE Vec16 load_bypass(const Vec16* base, u32 slot, u32 index) {
+    const Quad q =
+        __builtin_amdgcn_raw_buffer_load_b128(buffer_of(base), index * 16, slot * 16, system_scope);
     return Vec16{{q.x, q.y, q.z, q.w}};
 }
 LAB_DEVICE void store_bypass(Vec16* base, u32 index, const Vec16& v) {
     const Quad q = {v.word[0], v.word[1], v.word[2], v.word[3]};
     __builtin_amdgcn_raw_buffer_store_b128(q, buffer_of(base), index * 16, 0, system_scope);
 }
-LAB_DEVICE Vec16 load_polled_bypass(const Vec16* base, u32 index) { return load_bypass(base, index); }
+LAB_DEVICE Vec16 load_polled_bypass(const Vec16* base, u32 slot, u32 index) {
+    return load_bypass(base, slot, index);
+}
 
 #else
 
 // Staging is uncached memory here; nontemporal keeps it out of the way of what is cached.
-LAB_DEVICE Vec16 load_bypass(const Vec16* base, u32 index) {
-    const Quad q = __builtin_nontemporal_load(reinterpret_cast<const Quad*>(base + index));
+LAB_DEVICE Vec16 load_bypass(const Vec16* base, u32 slot, u32 index) {
+    const Quad q = __builtin_nontemporal_load(reinterpret_cast<const Quad*>(base + slot) + index);
     return Vec16{{q.x, q.y, q.z, q.w}};
 }
 LAB_DEVICE void store_bypass(Vec16* base, u32 index, const Vec16& v) {
@@ -129,14 +171,24 @@ LAB_DEVICE void store_bypass(Vec16* base, u32 index, const Vec16& v) {
 }
 /// No acquire follows a polled payload, so each poll itself must pass the near caches: two system-scope
 /// loads.
-LAB_DEVICE Vec16 load_polled_bypass(const Vec16* base, u32 index) {
-    const u64* half = reinterpret_cast<const u64*>(base + index);
+LAB_DEVICE Vec16 load_polled_bypass(const Vec16* base, u32 slot, u32 index) {
+    const u64* half = reinterpret_cast<const u64*>(base + slot + index);
     const u64 low = load_relaxed_system(half);
     const u64 high = load_relaxed_system(half + 1);
     return Vec16{{u32(low), u32(low >> 32), u32(high), u32(high >> 32)}};
 }
 
 #endif
+
+/// One access, at any alignment: amdhsa runs with unaligned access mode on. The type says what is certain.
+using QuadOfElements = u32 __attribute__((ext_vector_type(4), aligned(2)));
+LAB_DEVICE Vec16 load_unaligned(const void* where) {
+    const QuadOfElements q = *static_cast<const QuadOfElements*>(where);
+    return Vec16{{q.x, q.y, q.z, q.w}};
+}
+LAB_DEVICE void store_unaligned(void* where, const Vec16& v) {
+    *static_cast<QuadOfElements*>(where) = QuadOfElements{v.word[0], v.word[1], v.word[2], v.word[3]};
+}
 
 LAB_DEVICE bool compare_exchange_device(u64* word, u64 expected, u64 desired) {
     return __hip_atomic_compare_exchange_strong(word, &expected, desired, __ATOMIC_RELAXED, __ATOMIC_RELAXED,
@@ -168,5 +220,15 @@ LAB_DEVICE float float_of(u32 bits) { return __builtin_bit_cast(float, bits); }
 LAB_DEVICE u32 bits_of(float value) { return __builtin_bit_cast(u32, value); }
 LAB_DEVICE float half_to_float(u16 bits) { return float(__builtin_bit_cast(_Float16, bits)); }
 LAB_DEVICE u16 float_to_half_rne(float value) { return __builtin_bit_cast(u16, _Float16(value)); }
+
+#if defined(__gfx950__)
+#define LAB_HAVE_PACKED_BF16 1
+/// v_cvt_pk_bf16_f32, which rounds as the mode register says: isa.py checks that it says RNE and keeps
+/// subnormals. What it makes of a NaN does not matter, rounding.hpp puts the canonical one there.
+LAB_DEVICE u32 convert_bf16_rne(float low, float high) {
+    using Pair = __bf16 __attribute__((ext_vector_type(2)));
+    return __builtin_bit_cast(u32, Pair{__bf16(low), __bf16(high)});
+}
+#endif
 
 } // namespace lab

@@ -14,11 +14,19 @@ namespace lab {
 LAB_DEVICE u32 thread_index() { return host::running->thread; }
 LAB_DEVICE u32 block_index() { return host::running->group->block; }
 
+template <u32 loads>
+LAB_DEVICE void loads_begin() {}
+LAB_DEVICE void loads_end() {}
+LAB_DEVICE u32 uniform(u32 value) { return value; }
+template <typename Args>
+LAB_DEVICE const Args& loaded_anew(const Args& arguments) {
+    return arguments;
+}
+
 LAB_DEVICE void block_barrier() { host::block_barrier(); }
 
-LAB_DEVICE bool starts_early(bool early) { return early; }
-LAB_DEVICE void publish_to_successor() { block_barrier(); }
 LAB_DEVICE void start_after_predecessor() { host::start_after_predecessor(); }
+LAB_DEVICE void let_successor_start() { host::let_successor_start(*host::running->group); }
 
 LAB_DEVICE void block_barrier_draining() {
     host::deliver_all(*host::running);
@@ -37,18 +45,31 @@ LAB_DEVICE void store_release_system(u64* flag, u64 value) {
     host::deliver_all(*host::running);
     store_relaxed_system(flag, value);
 }
+LAB_DEVICE void store_drained_system(u64* flag, u64 value) { store_relaxed_system(flag, value); }
+LAB_DEVICE u64 load_of_predecessor(const u64* word) { return load_relaxed_system(word); }
 LAB_DEVICE u64 load_polled_system(const u64* flag) { return load_relaxed_system(flag); }
 LAB_DEVICE void acquire_polled_system() {}
+LAB_DEVICE void acquire_behind_barrier() {}
 
-LAB_DEVICE Vec16 load_bypass(const Vec16* base, u32 index) {
+LAB_DEVICE Vec16 load_bypass(const Vec16* base, u32 slot, u32 index) {
     host::yield_point();
-    return base[index];
+    return base[slot + index];
 }
 LAB_DEVICE void store_bypass(Vec16* base, u32 index, const Vec16& v) {
     host::yield_point();
     host::store(base + index, v);
 }
-LAB_DEVICE Vec16 load_polled_bypass(const Vec16* base, u32 index) { return load_bypass(base, index); }
+LAB_DEVICE Vec16 load_polled_bypass(const Vec16* base, u32 slot, u32 index) {
+    return load_bypass(base, slot, index);
+}
+
+/// A tensor is no payload: launches are ordered by the stream, so nobody sees the bytes arrive one by one.
+LAB_DEVICE Vec16 load_unaligned(const void* where) {
+    Vec16 v;
+    memcpy(&v, where, sizeof v);
+    return v;
+}
+LAB_DEVICE void store_unaligned(void* where, const Vec16& v) { memcpy(where, &v, sizeof v); }
 
 LAB_DEVICE bool compare_exchange_device(u64* word, u64 expected, u64 desired) {
     host::yield_point();

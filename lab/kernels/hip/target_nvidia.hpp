@@ -12,27 +12,27 @@ namespace lab {
 LAB_DEVICE u32 thread_index() { return threadIdx.x; }
 LAB_DEVICE u32 block_index() { return blockIdx.x; }
 
+template <u32 loads>
+LAB_DEVICE void loads_begin() {}
+LAB_DEVICE void loads_end() {}
+LAB_DEVICE u32 uniform(u32 value) { return value; }
+template <typename Args>
+LAB_DEVICE const Args& loaded_anew(const Args& arguments) {
+    return arguments;
+}
+
 LAB_DEVICE void block_barrier() { __syncthreads(); }
 
-/// With Call::early this launch may be placed while its predecessor in the stream still runs.
-LAB_DEVICE bool starts_early(bool early) {
-#if __CUDA_ARCH__ >= 900
-    return early;
-#else
-    return false;
-#endif
-}
-/// Seen on two H200 when the stores were not waited for: a block of the successor read its number from
-/// before, and the peers waited for it in vain. One thread of every block is enough to let the successor
-/// start, so each releases what all of them have stored: its fence is behind the barrier.
-LAB_DEVICE void publish_to_successor() {
-    block_barrier();
-    __threadfence();
-}
-/// Without Call::early, both instructions do nothing.
+/// For a launch with the attribute of programmatic stream serialisation; without it this does nothing.
 LAB_DEVICE void start_after_predecessor() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+/// The successor is placed once a thread of every block has been here; its start orders no memory, so it
+/// waits for this launch before it looks at any.
+LAB_DEVICE void let_successor_start() {
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
@@ -51,6 +51,10 @@ LAB_DEVICE void store_relaxed_system(u64* word, u64 value) {
 LAB_DEVICE void store_release_system(u64* flag, u64 value) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
 }
+/// Past the near cache: a launch that was placed early may have found a line from before there.
+LAB_DEVICE u64 load_of_predecessor(const u64* word) { return load_relaxed_system(word); }
+/// The barrier ordered the block's stores before this one, and the release covers what it ordered.
+LAB_DEVICE void store_drained_system(u64* flag, u64 value) { store_release_system(flag, value); }
 /// The polling load is itself the acquire, and the block barrier after it passes it on: nothing is left to do
 /// in acquire_polled_system.
 LAB_DEVICE u64 load_polled_system(const u64* flag) {
@@ -59,21 +63,77 @@ LAB_DEVICE u64 load_polled_system(const u64* flag) {
     return value;
 }
 LAB_DEVICE void acquire_polled_system() {}
+LAB_DEVICE void acquire_behind_barrier() {}
 
 // Volatile keeps these in order with the flag accesses above; without a memory clobber, plain loads of the
 // input may still be issued ahead of them.
-LAB_DEVICE Vec16 load_bypass(const Vec16* base, u32 index) {
+LAB_DEVICE Vec16 load_bypass(const Vec16* base, u32 slot, u32 index) {
     Vec16 v;
     asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
-                 : "l"(base + index));
+                 : "l"(base + slot + index));
     return v;
 }
 LAB_DEVICE void store_bypass(Vec16* base, u32 index, const Vec16& v) {
     asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(base + index), "r"(v.word[0]),
                  "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3]));
 }
-LAB_DEVICE Vec16 load_polled_bypass(const Vec16* base, u32 index) { return load_bypass(base, index); }
+LAB_DEVICE Vec16 load_polled_bypass(const Vec16* base, u32 slot, u32 index) {
+    return load_bypass(base, slot, index);
+}
+
+// Where a tensor starts within 16 bytes is the same for all threads of a launch, so the branches are uniform.
+
+/// In as few loads as the alignment allows: no byte beside the vector is read.
+LAB_DEVICE Vec16 load_unaligned(const void* where) {
+    const char* bytes = static_cast<const char*>(where);
+    const u32 skew = u32(reinterpret_cast<u64>(where)) & 15;
+    if (skew == 0) return *reinterpret_cast<const Vec16*>(bytes);
+    Vec16 v;
+    if (skew % 8 == 0) {
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) {
+            const u64 pair = reinterpret_cast<const u64*>(bytes)[i];
+            v.word[2 * i] = u32(pair), v.word[2 * i + 1] = u32(pair >> 32);
+        }
+    } else if (skew % 4 == 0) {
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) v.word[i] = reinterpret_cast<const u32*>(bytes)[i];
+    } else {
+        u32 middle[3];
+        const u32 first = *reinterpret_cast<const u16*>(bytes);
+#pragma unroll
+        for (u32 i = 0; i < 3; ++i) middle[i] = reinterpret_cast<const u32*>(bytes + 2)[i];
+        const u32 last = *reinterpret_cast<const u16*>(bytes + 14);
+        v.word[0] = first | middle[0] << 16;
+        v.word[1] = __funnelshift_r(middle[0], middle[1], 16);
+        v.word[2] = __funnelshift_r(middle[1], middle[2], 16);
+        v.word[3] = middle[2] >> 16 | last << 16;
+    }
+    return v;
+}
+
+/// The same for a store.
+LAB_DEVICE void store_unaligned(void* where, const Vec16& v) {
+    char* bytes = static_cast<char*>(where);
+    const u32 skew = u32(reinterpret_cast<u64>(where)) & 15;
+    if (skew == 0) {
+        *reinterpret_cast<Vec16*>(bytes) = v;
+    } else if (skew % 8 == 0) {
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i)
+            reinterpret_cast<u64*>(bytes)[i] = u64(v.word[2 * i + 1]) << 32 | v.word[2 * i];
+    } else if (skew % 4 == 0) {
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) reinterpret_cast<u32*>(bytes)[i] = v.word[i];
+    } else {
+        *reinterpret_cast<u16*>(bytes) = u16(v.word[0]);
+#pragma unroll
+        for (u32 i = 0; i < 3; ++i)
+            reinterpret_cast<u32*>(bytes + 2)[i] = __funnelshift_r(v.word[i], v.word[i + 1], 16);
+        *reinterpret_cast<u16*>(bytes + 14) = u16(v.word[3] >> 16);
+    }
+}
 
 LAB_DEVICE bool compare_exchange_device(u64* word, u64 expected, u64 desired) {
     return atomicCAS(word, expected, desired) == expected;

@@ -10,6 +10,7 @@ from lab.kernels.reference import BITS, all_reduce_bits
 from lab.kernels.staging import Layout
 
 ALGORITHMS = ("one_shot", "two_shot", "low_latency")
+PARTED = ("reduce_scatter", "all_gather")
 DTYPES = ("fp32", "fp16", "bf16")
 GUARD = 64  # bytes on both sides of an output that must stay as they are
 POISON = 0xA5
@@ -22,7 +23,7 @@ def layout(world: int, limit: int = 1 << 14) -> Layout:
 @dataclass
 class Scenario:
     calls: list[Collective]
-    expected: list[np.ndarray]
+    expected: list[list[np.ndarray]]  # of each call, by rank
     buffers: list[np.ndarray]  # the bytes around each output; None for in-place calls
 
     def poison(self) -> None:
@@ -39,14 +40,20 @@ class Scenario:
         """What differs from the reference, empty when nothing does."""
         found = []
         for i, (call, expected) in enumerate(zip(self.calls, self.expected, strict=True)):
-            for rank, output in enumerate(call.outputs):
-                bad = int(np.count_nonzero(output != expected))
+            for rank, (output, due) in enumerate(zip(call.outputs, expected, strict=True)):
+                bad = int(np.count_nonzero(output != due))
                 if bad:
-                    found.append(f"call {i} {call.algorithm} {call.dtype} n={expected.size} rank {rank}: {bad} wrong")
+                    found.append(f"call {i} {call.algorithm} {call.dtype} n={due.size} rank {rank}: {bad} wrong")
         for i, buffer in enumerate(self.buffers):
             if (buffer[:GUARD] != POISON).any() or (buffer[-GUARD:] != POISON).any():
                 found.append(f"guard of output {i} overwritten")
         return found
+
+    def not_nan(self, call: int, rank: int) -> int:
+        """Elements of an output that are not NaN."""
+        output, dtype = self.calls[call].outputs[rank], self.calls[call].dtype
+        magnitude = output & np.iinfo(BITS[dtype]).max // 2
+        return int(np.count_nonzero(magnitude <= {"fp32": 0x7F800000, "fp16": 0x7C00, "bf16": 0x7F80}[dtype]))
 
     def play(self, ranks: HostRanks, seed: int, **options) -> tuple[HostRun, list[str]]:
         self.poison()
@@ -109,7 +116,7 @@ def make(
             else:
                 outputs.append(output)
                 buffers.append(buffer)
-        expected.append(all_reduce_bits(inputs, dtype))
+        expected.append([all_reduce_bits(inputs, dtype)] * world)
         collectives.append(
             Collective(algorithm, dtype, inputs, outputs, int(rng.integers(1, max_blocks, endpoint=True)), threads)
         )
@@ -127,7 +134,50 @@ def chain(world: int, seed: int, calls: int = 6, limit: int = 2048) -> Scenario:
         values = [all_reduce_bits(values, "bf16")] * world
         shape = int(rng.integers(1, 3, endpoint=True)), 32
         collectives.append(Collective(str(rng.choice(ALGORITHMS)), "bf16", held, held, *shape))
-    return Scenario(collectives, [values[0]] * calls, [])
+    return Scenario(collectives, [[values[0]] * world] * calls, [])
+
+
+def make_parts(
+    seed: int, world: int, calls: int, *, algorithms: Sequence[str] = PARTED, limit: int = 1 << 12
+) -> Scenario:
+    """Calls of reduce_scatter and all_gather: parts of any count, alignment and place, also of the tensor itself."""
+    rng = np.random.default_rng(seed)
+    collectives, expected, buffers = [], [], []
+    for _ in range(calls):
+        algorithm, dtype = str(rng.choice(algorithms)), str(rng.choice(DTYPES))
+        itemsize = np.dtype(BITS[dtype]).itemsize
+        each = int(np.exp(rng.uniform(0, np.log(limit // world)))) // itemsize or 1
+        if rng.random() < 0.3:
+            each = -(-each // 8) * 8  # every part is whole vectors
+        scatters, in_place = algorithm == "reduce_scatter", rng.random() < 0.25
+        inputs, outputs = [], []
+        for rank in range(world):
+            skew_in, skew_out = (0, 0) if rng.random() < 0.5 else rng.integers(0, 16 // itemsize, 2) * itemsize
+            sizes = (each * world, each) if scatters else (each, each * world)
+            mine = _view(sizes[0] * itemsize, int(skew_in), sizes[0], dtype)[1]
+            buffer, output = _view(sizes[1] * itemsize, int(skew_out), sizes[1], dtype)
+            if in_place and scatters:
+                output = mine[rank * each : (rank + 1) * each]
+            elif in_place:
+                mine = output[rank * each : (rank + 1) * each]
+            mine[:] = random_bits(rng, dtype, mine.size)
+            inputs.append(mine)
+            outputs.append(output)
+            if not in_place:
+                buffers.append(buffer)
+        total = all_reduce_bits(inputs, dtype) if scatters else np.concatenate(inputs)
+        due = [total[rank * each : (rank + 1) * each] if scatters else total for rank in range(world)]
+        expected.append([part.copy() for part in due])
+        shape = int(rng.integers(1, 3, endpoint=True)), 32
+        collectives.append(Collective(algorithm, dtype, inputs, outputs, *shape))
+    return Scenario(collectives, expected, buffers)
+
+
+def mixed(first: Scenario, second: Scenario) -> Scenario:
+    """Both in one stream, call by call in turn."""
+    turns = [*zip(first.calls, first.expected, strict=True)], [*zip(second.calls, second.expected, strict=True)]
+    both = [call for pair in zip(*turns, strict=True) for call in pair]
+    return Scenario([call for call, _ in both], [due for _, due in both], [*first.buffers, *second.buffers])
 
 
 def _view(nbytes: int, skew: int, n: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:

@@ -2,11 +2,12 @@
 
 import shutil
 
+import numpy as np
 import pytest
 
 from lab.kernels.build import HIP
 from lab.kernels.host import NEVER, HostRanks
-from lab.kernels.tests.scenario import ALGORITHMS, layout, make
+from lab.kernels.tests.scenario import ALGORITHMS, PARTED, layout, make, make_parts
 
 BOUND = 40_000  # steps; a call of these scenarios takes a few thousand
 
@@ -34,6 +35,7 @@ def test_a_dead_peer_is_reported_lost(ranks, algorithm, early):
         call = scenario.calls[0]
         assert (wait.blocks, wait.threads, wait.count) == (call.blocks, call.threads, call.inputs[0].size)
     assert not run.waits[2]
+    assert [scenario.not_nan(0, rank) for rank in (0, 1, 3)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -55,8 +57,13 @@ def test_after_a_loss_nothing_is_touched_until_the_reset(ranks, algorithm, early
     assert run.outcome == "finished"
     assert len(wrong) > 3
     assert all(wait.epoch == 1 for waits in run.waits for wait in waits), "later calls end at once"
-    counted = 3 if early else 1  # an early launch takes its number before it can know
-    assert all(control.epoch[0] <= counted for control in ranks.controls)
+    assert all(control.epoch[0] <= 1 for control in ranks.controls)
+    assert [scenario.not_nan(call, rank) for call in range(3) for rank in range(3)] == [0] * 9
+
+    # A graph that is replayed after the loss: nobody looks at the records, so the outputs have to say it.
+    again, _ = scenario.play(ranks, 8, start_after=[0, 0, 0, NEVER], step_limit=50_000_000, early=early)
+    assert again.outcome == "finished"
+    assert [scenario.not_nan(call, rank) for call in range(3) for rank in range(3)] == [0] * 9
 
     # The peer comes back without an agreement: it finds nobody, and says so.
     late, _ = scenario.play(ranks, 6, start_after=[NEVER, NEVER, NEVER, 0], step_limit=50_000_000, early=early)
@@ -78,5 +85,31 @@ def test_a_loss_in_the_second_phase_names_it(tmp_path, cache):
     broken = HostRanks(
         layout(4), kernels=["two_shot"], source=tmp_path / "hip", cache=cache, timeout=BOUND, grace=BOUND
     )
-    run, _ = one_call("two_shot").play(broken, 1, step_limit=50_000_000)
+    scenario = one_call("two_shot")
+    run, _ = scenario.play(broken, 1, step_limit=50_000_000)
     assert {(wait.phase, wait.peer) for waits in run.waits for wait in waits} == {("gather", 1)}
+    (call,), (due,) = scenario.calls, scenario.expected
+    vectors = -(-call.inputs[0].size // 8)
+    part = -(-vectors // 4) * 8  # elements
+    for rank in (0, 2, 3):
+        own = slice(rank * part, (rank + 1) * part)
+        got = call.outputs[rank]
+        assert np.array_equal(got[own], due[rank][own]), "what was reduced before the loss is right"
+        nan = (got & 0x7FFF) > 0x7F80
+        nan[own] = True
+        assert nan.all(), "and nothing but NaN is beside it"
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("algorithm", PARTED)
+def test_lost_parts_are_nan(ranks, algorithm, early):
+    ranks.reset()
+    scenario = make_parts(3, 4, 3, algorithms=[algorithm])
+    for _ in range(2):  # the second time behind the loss
+        run, _ = scenario.play(ranks, 5, start_after=[0, 0, 0, NEVER], step_limit=50_000_000, early=early)
+        assert run.outcome == "finished"
+        assert {wait.algorithm for waits in run.waits for wait in waits} == {algorithm}
+        for call, collective in enumerate(scenario.calls):
+            each = min(collective.inputs[0].size, collective.outputs[0].size)
+            kept = each if algorithm == "all_gather" else 0  # its own part, which it had to the last
+            assert all(scenario.not_nan(call, rank) <= kept for rank in range(3))

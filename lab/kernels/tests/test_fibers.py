@@ -36,7 +36,7 @@ def test_a_kernel_that_never_ends_runs_out_of_steps_and_the_next_run_is_fine(tmp
 
 
 def test_a_thread_that_returns_before_a_barrier_is_told(tmp_path, cache):
-    leaving = "if (peer == 3) return false;\n    block_barrier_draining();"
+    leaving = "if (thread_index() == 3) return false;\n    block_barrier_draining();"
     folder = copy_with(tmp_path, "signal.hpp", "block_barrier_draining();", leaving)
     run, _, _ = play(folder, cache)
     assert run.outcome == "diverged at a barrier"

@@ -8,7 +8,7 @@ import pytest
 from lab.kernels.host import Collective, HostRanks
 from lab.kernels.reference import BITS, all_reduce_bits
 from lab.kernels.staging import MAX_BLOCKS
-from lab.kernels.tests.scenario import ALGORITHMS, DTYPES, chain, layout, make, random_bits
+from lab.kernels.tests.scenario import ALGORITHMS, DTYPES, PARTED, chain, layout, make, make_parts, mixed, random_bits
 
 WORLDS = (2, 3, 4, 8)
 
@@ -36,6 +36,25 @@ def test_mixed_calls_back_to_back(ranks, world):
         for early in (False, True):
             _, wrong = make(100 + seed, world, 16).play(ranks[world], seed, early=early)
             assert not wrong
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("algorithm", PARTED)
+def test_parts_of_any_count_and_place(ranks, algorithm, world):
+    ranks[world].reset()
+    for seed in range(4):
+        scenario = make_parts(seed, world, 12, algorithms=[algorithm])
+        _, wrong = scenario.play(ranks[world], seed, weak=bool(seed % 2), early=seed > 1)
+        assert not wrong
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_all_collectives_in_one_stream(ranks, world):
+    ranks[world].reset()
+    for seed in range(4):
+        scenario = mixed(make(200 + seed, world, 8), make_parts(seed, world, 8))
+        _, wrong = scenario.play(ranks[world], seed, early=bool(seed % 2))
+        assert not wrong
 
 
 @pytest.mark.parametrize("early", [False, True])

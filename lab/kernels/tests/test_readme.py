@@ -34,4 +34,5 @@ def test_adding_the_example_kernel(tmp_path, cache, monkeypatch):
     exec(steps, {"source": tmp_path / "hip", "cache": cache})
     pytest.importorskip("ziglang", reason="no AMD compiler: pip install ziglang")
     for row in isa.survey(kernels=["root"], source=tmp_path / "hip", cache=cache):
-        assert row.passed, row
+        # Step 5 says why "drains" is another matter for the example.
+        assert all(found == "pass" for name, found in row.checks.items() if name != "drains"), row

@@ -6,7 +6,12 @@ The protocol of `lab/kernels/hip/one_shot.hip`.
 from __future__ import annotations
 
 from lab.protocol.library.calls import CALLS
-from lab.protocol.library.signal import advance_epoch, begin_call, exchange_release_acquire
+from lab.protocol.library.signal import (
+    advance_epoch,
+    begin_call,
+    exchange_release_acquire,
+    let_successor_when_met,
+)
 from lab.protocol.library.staging import ALGORITHMS, SCATTER, abort_record, scatter_slot, staging, vector
 from lab.protocol.write import KIB, Block, protocol
 
@@ -37,6 +42,7 @@ def one_shot(b: Block) -> None:
     advance_epoch(b, turn)
     with b.when(lost != 0):
         b.ret()
+    let_successor_when_met(b)
 
     b.phase("reduce")
     terms = [b.input if s == b.rank else scatter_slot(b, b.rank, turn.parity, s)[:n] for s in range(b.world)]

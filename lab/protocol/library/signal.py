@@ -4,9 +4,9 @@ A wait here gives up only when nothing else can move: its bound is wall clock, l
 or its peer is *lost*; that it was *late* is a matter of time and not said. What the first threads of a wave do for a
 peer each, thread 0 does for all.
 
-A launch that overlaps the one ahead takes its number before that has ended. Its scenario says whether its start sees
-what `publish_to_successor` published (`overlapped`, on which the kernels rely) or is no order of memory
-(`overlapped_as_documented`).
+A launch may be placed while the one ahead still runs. It touches nothing before that has ended, so its start need be no
+order of memory, and any mix of launches that are placed early and of those that are not will do. That a lost call fills
+what it has not written with NaN is its own output's affair, and not said here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lab.protocol.language.record import Verbs
-from lab.protocol.library.staging import LOST
+from lab.protocol.library.staging import LOST, mine, owned
 from lab.protocol.write import ACQUIRE, DEVICE, RELAXED, RELEASE, SYSTEM, WAVE, Block, Expr, Reg
 
 SECONDS = 10.0  # timeout and grace of a communicator
@@ -29,55 +29,47 @@ class Turn:
     dead: Expr
 
 
-def write_epoch(b: Block, epoch: Reg) -> None:
-    """All words, whatever the grid of this call is; once all threads of the block have read its own."""
-    for word in range(b.block, b.mine.epoch.elements, b.blocks):
-        if word // b.blocks % b.threads in b.own_threads:
-            b.store(b.mine.epoch[word], epoch, RELAXED, WAVE)
-
-
-def publish_to_successor(b: Block) -> None:
-    """No thread goes on before all have stored; then each releases what all have: any may let the successor start."""
-    b.barrier()
-    b.fence(RELEASE, DEVICE)
-
-
-def start_after_predecessor(b: Block) -> None:
-    """Wait for the launch ahead; then the one behind may start, so that no third one runs."""
-    b.wait_previous()
-    b.let_successor_start()
-
-
 def begin_call(b: Block) -> Turn:
-    """Every thread reads the epoch word of its block.
+    """Wait for the launch ahead; then every thread reads the epoch word of its block.
 
-    A plain access, ordered by kernel boundaries. Of a launch that starts early it looks past the caches, and the number
-    is written and published before all else.
+    A plain access, ordered by kernel boundaries; of a launch that was placed early it looks past the caches.
     """
-    epoch = b.let(b.load(b.mine.epoch[b.block], RELAXED, SYSTEM if b.early else WAVE, "last") + 1, "epoch")
-    if b.early:
-        b.barrier()
-        write_epoch(b, epoch)
-        publish_to_successor(b)
-    start_after_predecessor(b)
-    aborted_at = b.load(b.mine.aborted_at, RELAXED, SYSTEM, "aborted_at")
+    b.wait_previous()
+    if lets_at_once(b):
+        b.let_successor_start()
+    scope = SYSTEM if b.early else WAVE
+    epoch = b.let(b.load(mine(b).epoch[b.block], RELAXED, scope, "last") + 1, "epoch")
+    aborted_at = b.load(mine(b).aborted_at, RELAXED, SYSTEM, "aborted_at")
     return Turn(epoch, b.let(epoch % 2, "parity"), (aborted_at != 0) & (aborted_at < epoch))
 
 
+def lets_at_once(b: Block) -> bool:
+    """Whether the successor may be placed as soon as this launch has begun, or when it waits for no peer any more."""
+    return bool(b.args.get("lets_at_once", True))
+
+
+def let_successor_when_met(b: Block) -> None:
+    """Behind the last wait for a peer and a block barrier."""
+    if not lets_at_once(b):
+        b.let_successor_start()
+
+
 def advance_epoch(b: Block, turn: Turn) -> None:
-    """After a block barrier behind begin_call; where that has not done it."""
-    if not b.early:
-        write_epoch(b, turn.epoch)
+    """After a block barrier behind begin_call: all words, whatever the grid of this call is."""
+    words = mine(b).epoch
+    for word in range(b.block, words.elements, b.blocks):
+        if word // b.blocks % b.threads in b.own_threads:
+            b.store(words[word], turn.epoch, RELAXED, WAVE)
 
 
 def write_record(b: Block, thread: Verbs, turn: Turn, algorithm: int, phase: int, peer: Expr | int) -> None:
     """The first thread of this rank to lose a peer says so."""
-    first = thread.cas(b.mine.aborted_at, 0, turn.epoch, RELAXED, DEVICE)
+    first = thread.cas(mine(b).aborted_at, 0, turn.epoch, RELAXED, DEVICE)
     with thread.when(first == 0):
         fields: list[Expr | int] = [algorithm, phase, peer, turn.epoch, b.block]
         for place, value in enumerate(fields, 1):
-            thread.store(b.mine.record[place], value, RELAXED, SYSTEM)
-        thread.store(b.mine.record[0], LOST, RELEASE, SYSTEM)
+            thread.store(mine(b).record[place], value, RELAXED, SYSTEM)
+        thread.store(mine(b).record[0], LOST, RELEASE, SYSTEM)
 
 
 def exchange_release_acquire(b: Block, turn: Turn, algorithm: int, row: int) -> Expr:
@@ -90,11 +82,11 @@ def exchange_release_acquire(b: Block, turn: Turn, algorithm: int, row: int) -> 
 
     b.barrier()  # drains; here a barrier makes the releases below cover every wave, as a drained one does there
     for j in b.peers:
-        b.leader.store(b.on(j).flags[row, b.block, b.rank], turn.epoch, RELEASE, SYSTEM)
+        b.leader.store(owned(b, j).flags[row, b.block, b.rank], turn.epoch, RELEASE, SYSTEM)
     with b.leader.rescue(lose) as late:
         for j in b.peers:
             b.leader.assign(peer, j)
-            flag = b.mine.flags[row, b.block, j]
+            flag = mine(b).flags[row, b.block, j]
             b.leader.wait(flag, ">=", turn.epoch, RELAXED, SYSTEM, seconds=SECONDS, on_timeout=late)
     b.leader.fence(ACQUIRE, SYSTEM)
     return b.share(lost)

@@ -7,7 +7,12 @@ on every rank, so meeting the same block of the peers is enough: no barrier acro
 from __future__ import annotations
 
 from lab.protocol.library.calls import CALLS
-from lab.protocol.library.signal import advance_epoch, begin_call, exchange_release_acquire
+from lab.protocol.library.signal import (
+    advance_epoch,
+    begin_call,
+    exchange_release_acquire,
+    let_successor_when_met,
+)
 from lab.protocol.library.staging import (
     ALGORITHMS,
     GATHER,
@@ -62,6 +67,7 @@ def two_shot(b: Block) -> None:
     lost = exchange_release_acquire(b, turn, algorithm, GATHER)
     with b.when(lost != 0):
         b.ret()
+    let_successor_when_met(b)
 
     b.phase("copy out")
     for j in b.peers:

@@ -6,11 +6,14 @@ namespace lab {
 template <typename T, Rounding R>
 LAB_DEVICE void push(const Call& call) {
     start_after_predecessor();
-    const u32 vectors = vectors_of<T>(call);
+    let_successor_start();
+    const Span message = whole_message(call);
+    const u32 vectors = vectors_in<T>(call.count);
     const u32 first = block_index() * call.threads + thread_index();
     const u32 stride = call.blocks * call.threads;
-    Vec16* theirs = packet_slot(call, peer_after(call, 1), 0, call.rank);
-    for (u32 v = first; v < vectors; v += stride) store_bypass(theirs, v, load_input<T>(call, v));
+    Vec16* theirs = packet_slot(call, 1, 0, call.rank);
+    for (u32 v = first; v < vectors; v += stride)
+        store_bypass(theirs, v, load_vector<T, Whole>(call.input, message, v));
 }
 
 } // namespace lab

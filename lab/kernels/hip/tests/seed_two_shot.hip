@@ -23,18 +23,18 @@ LAB_DEVICE bool seed_meet(const Call& call, const Turn& turn, Phase phase, u64* 
             const auto own = [&] { return Missing{call.rank, load_relaxed_system(arrive)}; };
             if (!wait_bounded(call, turn, Algorithm::seed_two_shot, Phase::own_grid, all_here, own)) lost = 1;
             for (u32 k = 1; k < world_size; ++k)
-                store_release_system(flag_word(call, peer_after(call, k), row, 0, call.rank), turn.epoch);
+                store_release_system(flag_word(call, k, row, 0, call.rank), turn.epoch);
         }
         for (u32 k = 1; k < world_size; ++k) {
             const u32 peer = peer_after(call, k);
-            const u64* mine = flag_word(call, call.rank, row, 0, peer);
+            const u64* mine = flag_word(call, 0, row, 0, peer);
             const auto arrived = [&] { return load_polled_system(mine) >= turn.epoch; };
             const auto missing = [&] { return Missing{peer, load_relaxed_system(mine)}; };
             if (!wait_bounded(call, turn, Algorithm::seed_two_shot, phase, arrived, missing)) lost = 1;
         }
     }
     block_barrier();
-    acquire_polled_system();
+    acquire_behind_barrier();
     return lost == 0;
 }
 
@@ -45,14 +45,15 @@ LAB_DEVICE void seed_two_shot(const Call& call) {
     u64* arrive = call.control->seed_words;
     const u32 first = block_index() * call.threads + thread_index();
     const u32 stride = call.blocks * call.threads;
-    const u32 part = vectors_of<T>(call) / world_size;
+    const Span message = whole_message(call);
+    const u32 part = vectors_in<T>(call.count) / world_size;
     auto* output = static_cast<typename T::Bits*>(call.output);
 
     for (u32 k = 1; k < world_size; ++k) { // step 2
         const u32 peer = peer_after(call, k);
         for (u32 i = first; i < part; i += stride)
-            store_bypass(scatter_slot(call, peer, turn.parity, call.rank), i,
-                         load_input<T>(call, peer * part + i));
+            store_bypass(scatter_slot(call, k, turn.parity, call.rank), i,
+                         load_vector<T, Whole>(call.input, message, peer * part + i));
     }
     const bool scattered = seed_meet(call, turn, Phase::scatter, arrive + turn.parity);
     advance_epoch(call, turn);
@@ -60,11 +61,12 @@ LAB_DEVICE void seed_two_shot(const Call& call) {
 
     for (u32 e = first; e < part * per_vector<T>; e += stride) { // step 4: one element a thread
         const u32 i = e / per_vector<T>;
-        Vec16 terms[world_size];
-        for (u32 s = 0; s < world_size; ++s)
-            terms[s] = s == call.rank ? load_input<T>(call, call.rank * part + i)
-                                      : load_bypass(scatter_slot(call, call.rank, turn.parity, s), i);
-        const Vec16 sum = sum_in_rank_order<T, R>(call, terms, call.rank * part + i, turn.epoch);
+        Gathered all;
+        for (u32 j = 0; j < world_size - 1; ++j)
+            all.others[j] = load_bypass(scatter_slot(call, 0, turn.parity, other_rank(call, j)), 0, i);
+        all.mine = load_vector<T, Whole>(call.input, message, call.rank * part + i);
+        const u64 place = u64(call.rank * part + i) * per_vector<T>;
+        const Vec16 sum = sum_in_rank_order<T, R>(call, all, place, turn.epoch);
 #pragma unroll
         for (u32 j = 0; j < per_vector<T>; ++j)
             if (j == e % per_vector<T>) output[call.rank * part * per_vector<T> + e] = element<T>(sum, j);
@@ -73,16 +75,16 @@ LAB_DEVICE void seed_two_shot(const Call& call) {
 
     for (u32 k = 1; k < world_size; ++k) // step 5: one vector a thread
         for (u32 i = first; i < part; i += stride)
-            store_bypass(scatter_slot(call, peer_after(call, k), 1 - turn.parity, call.rank), i, // D2
-                         load_bypass(static_cast<const Vec16*>(call.output), call.rank * part + i));
+            store_bypass(scatter_slot(call, k, 1 - turn.parity, call.rank), i, // D2
+                         load_bypass(static_cast<const Vec16*>(call.output), 0, call.rank * part + i));
     if (!seed_meet(call, turn, Phase::gather, arrive + 2 + turn.parity)) return;
     if (first == 0) arrive[1 - turn.parity] = arrive[2 + 1 - turn.parity] = 0;
 
     for (u32 k = 1; k < world_size; ++k) { // step 7
         const u32 peer = peer_after(call, k);
         for (u32 i = first; i < part; i += stride)
-            store_output<T>(call, peer * part + i,
-                            load_bypass(scatter_slot(call, call.rank, 1 - turn.parity, peer), i));
+            store_vector<T, Whole>(call.output, message, peer * part + i,
+                                   load_bypass(scatter_slot(call, 0, 1 - turn.parity, peer), 0, i));
     }
 }
 
