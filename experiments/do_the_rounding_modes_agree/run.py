@@ -22,7 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.kernels.build import KERNELS, ROUNDINGS, build, compiler_of
+from lab.kernels.build import ALL_REDUCE as KERNELS
+from lab.kernels.build import ROUNDINGS, build, compiler_of
 from lab.kernels.reference import narrow, widen
 from lab.kernels.staging import Layout
 

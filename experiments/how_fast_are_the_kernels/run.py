@@ -316,7 +316,7 @@ def command():
     if "--out" in words:
         at = words.index("--out")
         words = words[:at] + words[at + 2 :]
-    return " ".join(["python experiments/how_fast_are_the_kernels/run.py", *words])
+    return " ".join([f"python experiments/how_fast_are_the_kernels/{Path(sys.argv[0]).name}", *words])
 
 
 def main():
