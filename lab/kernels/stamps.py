@@ -24,12 +24,16 @@ PHASES: dict[str, tuple[tuple[str, str], ...]] = {
         ("end", "copy out"),
     ),
     "low_latency": (("pushed", "push"), ("end", "receive")),
+    "reduce_scatter": (("pushed", "scatter"), ("exchanged", "exchange"), ("end", "reduce")),
+    "all_gather": (("pushed", "push"), ("exchanged", "exchange"), ("end", "copy out")),
 }
 """The stamps of each kernel after `begin`, with the phase that each of them ends, as its protocol names it."""
 MEETINGS: dict[str, dict[str, str]] = {
     "one_shot": {"exchange": "exchange"},
     "two_shot": {"exchange": "exchange", "gather": "gather"},
     "low_latency": {"receive": "push"},
+    "reduce_scatter": {"exchange": "exchange"},
+    "all_gather": {"exchange": "exchange"},
 }
 """Which phase no block ends before the same block of every peer has begun which; see `lab.compare.align`.
 

@@ -138,7 +138,13 @@ def chain(world: int, seed: int, calls: int = 6, limit: int = 2048) -> Scenario:
 
 
 def make_parts(
-    seed: int, world: int, calls: int, *, algorithms: Sequence[str] = PARTED, limit: int = 1 << 12
+    seed: int,
+    world: int,
+    calls: int,
+    *,
+    algorithms: Sequence[str] = PARTED,
+    limit: int = 1 << 12,
+    max_blocks: int = 3,
 ) -> Scenario:
     """Calls of reduce_scatter and all_gather: parts of any count, alignment and place, also of the tensor itself."""
     rng = np.random.default_rng(seed)
@@ -168,7 +174,7 @@ def make_parts(
         total = all_reduce_bits(inputs, dtype) if scatters else np.concatenate(inputs)
         due = [total[rank * each : (rank + 1) * each] if scatters else total for rank in range(world)]
         expected.append([part.copy() for part in due])
-        shape = int(rng.integers(1, 3, endpoint=True)), 32
+        shape = int(rng.integers(1, max_blocks, endpoint=True)), 32
         collectives.append(Collective(algorithm, dtype, inputs, outputs, *shape))
     return Scenario(collectives, expected, buffers)
 

@@ -1,12 +1,14 @@
 """The kernels' one rounding, in every mode, against neighbours found independently and compared in float64."""
 
+import shutil
+
 import numpy as np
 import pytest
 
-from lab.kernels.build import ROUNDINGS
+from lab.kernels.build import HIP, ROUNDINGS
 from lab.kernels.host import Collective, HostRanks
 from lab.kernels.reference import BITS, widen
-from lab.kernels.tests.scenario import layout
+from lab.kernels.tests.scenario import layout, make
 
 LARGEST = {"fp16": 65504.0, "bf16": float(np.uint32(0x7F7F0000).view(np.float32))}
 BEYOND = {"fp16": 65536.0, "bf16": 2.0**128}  # what infinity stands for when distances are compared
@@ -105,6 +107,39 @@ def test_every_mode(mode, dtype):
     got, want = rounded(x, dtype, mode), expected(x, dtype, mode)
     bad = np.flatnonzero((got != want) & ~((x == 0) & (got << 1 == want << 1)))
     assert bad.size == 0, [(x[i], hex(got[i]), hex(want[i])) for i in bad[:5]]
+
+
+CONVERTS = """
+#define LAB_HAVE_PACKED_BF16 1
+namespace lab {
+/// Nearest even by the bits, with no regard to a NaN: some become infinite or zero.
+LAB_DEVICE u32 convert_bf16_rne(float low, float high) {
+    const auto one = [](u32 bits) { return (bits + 0x7fffu + (bits >> 16 & 1)) >> 16 & 0xffffu; };
+    return one(bits_of(low)) | one(bits_of(high)) << 16;
+}
+} // namespace lab
+"""
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_packed_conversion_may_make_of_a_nan_what_it_likes(guarded, tmp_path, cache):
+    """What v_cvt_pk_bf16_f32 leaves to rounding.hpp: without that, this one's NaNs would show."""
+    shutil.copytree(HIP, tmp_path / "hip")
+    path = tmp_path / "hip" / "target_host.hpp"
+    path.write_text(path.read_text() + CONVERTS)
+    if not guarded:
+        path = tmp_path / "hip" / "rounding.hpp"
+        text = path.read_text()
+        assert "return with_canonical_nans(convert_bf16_rne(low, high), low, high);" in text
+        path.write_text(
+            text.replace(
+                "return with_canonical_nans(convert_bf16_rne(low, high), low, high);",
+                "return convert_bf16_rne(low, high);",
+            )
+        )
+    ranks = HostRanks(layout(4), source=tmp_path / "hip", cache=cache)
+    wrong = [line for seed in range(6) for line in make(seed, 4, 12, dtypes=["bf16"]).play(ranks, seed)[1]]
+    assert bool(wrong) != guarded
 
 
 def test_stochastic_rounding_is_fair_and_its_bits_depend_on_seed_and_place_only():

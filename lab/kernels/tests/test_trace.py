@@ -8,7 +8,7 @@ from lab.errors import LabError
 from lab.kernels.build import build
 from lab.kernels.host import HostRanks
 from lab.kernels.stamps import EVENTS, MEETINGS, PHASES, STAMP, trace_of
-from lab.kernels.tests.scenario import layout, make
+from lab.kernels.tests.scenario import PARTED, layout, make, make_parts
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,8 @@ def ranks():
 
 def played(ranks, algorithm, calls=3, max_blocks=2):
     ranks.reset(epoch=41)
-    scenario = make(3, 2, calls, algorithms=[algorithm], max_blocks=max_blocks)
+    made = make_parts if algorithm in PARTED else make
+    scenario = made(3, 2, calls, algorithms=[algorithm], max_blocks=max_blocks)
     _, wrong = scenario.play(ranks, seed=1)
     assert not wrong
     return scenario, ranks.trace()
