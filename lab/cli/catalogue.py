@@ -26,6 +26,10 @@ def command(
     memory: Annotated[str | None, typer.Option(help="Memory models, with commas; all by default.")] = None,
     executions: Annotated[int, typer.Option(help="Executions to explore for each verdict.", min=1)] = 500,
     seed: Annotated[int, typer.Option(help="Seed of the schedulers.", min=0)] = 0,
+    repairs: Annotated[
+        float,
+        typer.Option(help="Seconds to look for repairs of each defect, and for the published fix among them.", min=0),
+    ] = 0.0,
     workers: Annotated[int, typer.Option(help="Processes that judge.", min=1)] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
@@ -44,7 +48,7 @@ def command(
         if name not in MEMORY_MODELS:
             raise UnknownNameError("memory model", name, MEMORY_MODELS)
     chosen = [entry(id) for id in reports] if reports else list(ENTRIES)
-    rows, stopped = judge_all(chosen, models, executions, seed, by_process(workers))
+    rows, stopped = judge_all(chosen, models, executions, seed, by_process(workers), repairs)
     if json:
         emit_json(rows)
     elif rows:
@@ -62,13 +66,14 @@ class _Judging:
     models: tuple[str, ...]
     executions: int
     seed: int
+    repairs: float
 
     def start(self) -> Callable[[Entry], dict[str, Any]]:
-        return lambda found: judge(found, list(self.models), self.executions, self.seed)
+        return lambda found: judge(found, list(self.models), self.executions, self.seed, self.repairs)
 
 
 def judge_all(
-    chosen: list[Entry], models: list[str], executions: int, seed: int, executor: Executor
+    chosen: list[Entry], models: list[str], executions: int, seed: int, executor: Executor, repairs: float = 0.0
 ) -> tuple[list[dict[str, Any]], bool]:
     """Judge entries: their rows in the order of `chosen`, and whether Ctrl-C ended it before all were judged.
 
@@ -78,7 +83,7 @@ def judge_all(
     rows: dict[str, dict[str, Any]] = {}
     stopped = False
     try:
-        with closing(executor.unordered(_Judging(tuple(models), executions, seed), chosen)) as results:
+        with closing(executor.unordered(_Judging(tuple(models), executions, seed, repairs), chosen)) as results:
             for done in results:
                 if done.result is None:
                     raise LabError("a report was not judged", value=done.item.id, hint=done.lost)
@@ -88,8 +93,8 @@ def judge_all(
     return [rows[found.id] for found in chosen if found.id in rows], stopped
 
 
-def judge(found: Entry, models: list[str], executions: int, seed: int) -> dict[str, Any]:
-    """Check one entry's defect and fix under each model: one row of the table.
+def judge(found: Entry, models: list[str], executions: int, seed: int, repairs: float = 0.0) -> dict[str, Any]:
+    """Check one entry's defect and fix under each model, and look for its repairs: one row of the table.
 
     Raises:
         KeyboardInterrupt: Ctrl-C; nothing can be said of an entry that was not finished.
@@ -109,7 +114,30 @@ def judge(found: Entry, models: list[str], executions: int, seed: int) -> dict[s
         "as_expected": right and all(kind == "ok" for kind in verdicts["fix"].values()),
         "waits_for": "weak" if found.verdicts != found.weak and "weak" not in models else None,
         "early_timeout": found.early_timeout,
+        "repairs": _repairs(found, seed, repairs) if repairs else None,
+        "fix_among_repairs": bool(found.repair),
+        "why_no_repair": found.why_no_repair or None,
     }
+
+
+def _repairs(found: Entry, seed: int, seconds: float) -> dict[str, Any]:
+    """What closes an entry's defect, and whether the published fix is among it."""
+    from lab.sim.check import check
+
+    protocol, config = found.defective()
+    verdict = check(
+        protocol,
+        config,
+        memory="weak" if "ok" in found.verdicts else "sc",
+        seed=seed,
+        early_timeout=found.early_timeout,
+        minimise=False,
+        repair_seconds=seconds,
+    )
+    if verdict.interrupted:
+        raise KeyboardInterrupt
+    named = bool(found.repair) and any(all(part in r.what for part in found.repair) for r in verdict.repairs)
+    return {"found": [repair.what for repair in verdict.repairs], "fix_found": named}
 
 
 def _verdict(found: Entry, protocol: Any, config: Any, model: str, executions: int, seed: int) -> str:
@@ -141,6 +169,7 @@ def _table(rows: list[dict[str, Any]], models: list[str]) -> Iterator[str]:
             group = row["class"]
         wrong = "" if row["as_expected"] else "   NOT AS EXPECTED"
         yield f"  {_padded(cell, widths)}  {row['missing']} -> {row['fix']}{wrong}"
+        yield f"  {' ' * (sum(widths) + 6)}{_said_of_repairs(row)}"
     right = sum(row["as_expected"] for row in rows)
     yield f"\n{right} of {len(rows)} as expected, under {', '.join(models)}."
     if any(row["waits_for"] for row in rows):
@@ -148,6 +177,17 @@ def _table(rows: list[dict[str, Any]], models: list[str]) -> Iterator[str]:
     for row in rows:
         if row["early_timeout"]:
             yield f"+ {row['report']}: bounded waits give up early with probability {row['early_timeout']:g} a step."
+
+
+def _said_of_repairs(row: dict[str, Any]) -> str:
+    """Whether the published fix is among the repairs of `lab check`; looked for if that was asked, else as tested."""
+    looked = row["repairs"]
+    if looked is None:
+        return "a repair of lab check" if row["fix_among_repairs"] else f"no repair: {row['why_no_repair']}"
+    count = len(looked["found"])
+    if looked["fix_found"]:
+        return f"found, among {count} repair{'s' if count != 1 else ''}"
+    return f"not among {count} repairs: {row['why_no_repair'] or 'it was not found in this time'}"
 
 
 def _mark(row: dict[str, Any]) -> str:

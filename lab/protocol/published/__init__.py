@@ -40,6 +40,8 @@ class Entry:
         verdicts: The verdicts that fit the defect under `sc` and `posted`; `ok` where these models cannot show it.
         weak: The verdicts that fit it under `weak`.
         early_timeout: For defects of bounded waits: the probability that one gives up although others could move.
+        repair: What the published fix is called among the repairs of `lab check`, in parts; empty: it is none of them.
+        why_no_repair: Then why not.
     """
 
     id: str
@@ -52,6 +54,8 @@ class Entry:
     verdicts: frozenset[str]
     weak: frozenset[str]
     early_timeout: float = 0.0
+    repair: tuple[str, ...] = ()
+    why_no_repair: str = ""
 
     def expected(self, memory: str) -> frozenset[str]:
         """The verdicts that fit the defect under a memory model."""
@@ -83,6 +87,8 @@ def _entry(
     weak: str | None = None,
     module: str | None = None,
     early_timeout: float = 0.0,
+    repair: str = "",
+    why_no_repair: str = "",
     **options: object,
 ) -> Entry:
     return Entry(
@@ -96,6 +102,8 @@ def _entry(
         frozenset(verdicts.split()),
         frozenset((weak or verdicts).split()),
         early_timeout,
+        tuple(part for part in repair.split(" ... ") if part),
+        why_no_repair,
     )
 
 
@@ -108,6 +116,7 @@ ENTRIES: tuple[Entry, ...] = (
         "the peers' reads before the next overwrite of the shared buffer",
         'a second epoch, "done"',
         done_epoch=True,
+        repair="a word `done`",
     ),
     _entry(
         "aiter#3514",
@@ -117,6 +126,7 @@ ENTRIES: tuple[Entry, ...] = (
         "the peers' reads of an input before its next writer",
         "an exit barrier",
         exit_barrier=True,
+        repair="a meeting of the same block of all ranks after",
     ),
     _entry(
         "aiter#4084",
@@ -126,6 +136,7 @@ ENTRIES: tuple[Entry, ...] = (
         "the peers' reads of an input before its memory is used again",
         "the input is kept until the next call",
         keep_input=True,
+        why_no_repair="the caller keeps its input: memory of the caller is not moved; a closing meeting is found",
     ),
     _entry(
         "pytorch#137257",
@@ -135,6 +146,7 @@ ENTRIES: tuple[Entry, ...] = (
         "the peers' reads before the next copy into the buffer",
         "a closing barrier",
         closing_barrier=True,
+        repair="a meeting of the same block of all ranks after",
     ),
     _entry(
         "rdna_ar D2",
@@ -145,6 +157,7 @@ ENTRIES: tuple[Entry, ...] = (
         "a region of its own for the allgather",
         own_region=True,
         module="rdna_ar_two_shot",
+        repair="a region of its own, beside staging",
     ),
     _entry(
         "vllm-rdna 53b0b10de",
@@ -154,6 +167,7 @@ ENTRIES: tuple[Entry, ...] = (
         "the life of a result beyond the next call",
         "an output per call",
         output_per_call=True,
+        why_no_repair="the caller takes an output per call: memory of the caller is not moved",
     ),
     _entry(
         "vllm#2760",
@@ -164,6 +178,7 @@ ENTRIES: tuple[Entry, ...] = (
         "a word a peer, release and acquire",
         word_per_peer=True,
         weak="race wrong",
+        why_no_repair="it changes how flags are laid out; orders that close it have too many schedules to be proved",
     ),
     _entry(
         "vllm#57059",
@@ -175,6 +190,7 @@ ENTRIES: tuple[Entry, ...] = (
         release_acquire=True,
         system_scope=True,
         weak="race wrong",
+        repair="acquire instead of relaxed, system scope instead of device",
     ),
     _entry(
         "aiter#2890",
@@ -185,6 +201,7 @@ ENTRIES: tuple[Entry, ...] = (
         "a closing barrier that releases and acquires",
         release_acquire=True,
         weak="race wrong",
+        repair="release and acquire on end",
     ),
     _entry(
         "aiter#4786",
@@ -196,6 +213,7 @@ ENTRIES: tuple[Entry, ...] = (
         fence=True,
         system_scope=True,
         weak="race wrong hang",
+        repair="release and acquire on flag, at system scope",
     ),
     _entry(
         "iris#462",
@@ -206,6 +224,7 @@ ENTRIES: tuple[Entry, ...] = (
         "system scope",
         system_scope=True,
         weak="race wrong",
+        repair="system scope instead of device",
     ),
     _entry(
         "rccl#1932",
@@ -216,6 +235,7 @@ ENTRIES: tuple[Entry, ...] = (
         "uncached memory, or a release after the stores",
         uncached=True,
         weak="hang",
+        repair="uncached memory for packet",
     ),
     _entry(
         "rdna_ar D1",
@@ -226,6 +246,7 @@ ENTRIES: tuple[Entry, ...] = (
         "a grid barrier, or one mapping for both",
         grid_barrier=True,
         module="rdna_ar_two_shot",
+        repair="a grid barrier",
     ),
     _entry(
         "flashinfer#4092",
@@ -235,6 +256,7 @@ ENTRIES: tuple[Entry, ...] = (
         "the stores of the other waves before the flag",
         "a block barrier",
         block_barrier=True,
+        repair="a block barrier",
     ),
     _entry(
         "mori#494",
@@ -244,6 +266,7 @@ ENTRIES: tuple[Entry, ...] = (
         "the last look at a 1 before it is cleared",
         "a value that only grows",
         grow_only=True,
+        repair="a value of go that only grows",
     ),
     _entry(
         "vllm#8558",
@@ -253,6 +276,7 @@ ENTRIES: tuple[Entry, ...] = (
         "the reset of a flag before it is raised again",
         "two alternating sets of grow-only counters",
         counters="two sets",
+        repair="values of start and end that only grow",
     ),
     _entry(
         "rtp-llm#1418",
@@ -262,6 +286,7 @@ ENTRIES: tuple[Entry, ...] = (
         "a comparison that is right across the wrap",
         "comparison modulo 2**32",
         compare=">=mod",
+        repair="`>=mod` instead of `>=s`",
     ),
     _entry(
         "iris#465",
@@ -271,6 +296,7 @@ ENTRIES: tuple[Entry, ...] = (
         "a lock value that belongs to one call",
         "the call number as the value",
         call_number=True,
+        repair="a value of lock that only grows",
     ),
     _entry(
         "aiter#3928",
@@ -280,6 +306,7 @@ ENTRIES: tuple[Entry, ...] = (
         "a colour that changes from replay to replay",
         "the colour in device memory",
         colour_in_memory=True,
+        why_no_repair="it moves the colour of flags and slots at once into memory; other pairs of changes are found",
     ),
     _entry(
         "aiter#2638",
@@ -289,6 +316,7 @@ ENTRIES: tuple[Entry, ...] = (
         "agreement on the index of a registered buffer",
         "agreement on the count first",
         agree=True,
+        why_no_repair="the hosts exchange a number first: a new exchange of the hosts is not made up",
     ),
     _entry(
         "ROCm/aiter#6918",
@@ -298,6 +326,7 @@ ENTRIES: tuple[Entry, ...] = (
         "the tensor's offset in its allocation",
         "base handle and offset",
         send_offset=True,
+        why_no_repair="another address is sent: no order of accesses is wrong",
     ),
     _entry(
         "local-inference-lab/vllm#618",
@@ -307,6 +336,7 @@ ENTRIES: tuple[Entry, ...] = (
         "a rank that has left before a collective",
         "a vote before each collective",
         vote=True,
+        why_no_repair="the hosts vote before each collective: a new exchange of the hosts is not made up",
     ),
     _entry(
         "rdna_ar false wedge",
@@ -317,6 +347,7 @@ ENTRIES: tuple[Entry, ...] = (
         "a bound in seconds; late told from lost",
         wall_clock=True,
         early_timeout=0.05,
+        why_no_repair="the bound in seconds is printed as advice: it has too many schedules to be proved",
     ),
 )
 
