@@ -50,7 +50,7 @@ def check(
         seed: Of the schedulers.
         deadline: Seconds that all of it may take; None: no limit.
         workers: Threads that explore.
-        repair_seconds: Time to look for single changes that close a defect; 0: do not look.
+        repair_seconds: Time to look for changes of the text that close a defect; 0: do not look.
         **config: Fields of `Config`: world, calls, bytes, blocks, dtype, waves, scenario, options, ...
 
     Raises:

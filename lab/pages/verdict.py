@@ -98,7 +98,7 @@ def render(verdict: Verdict, protocol: Protocol, config: Config) -> str:
         "facts": _facts(verdict, program),
         "findings": [_told(finding) for finding in found],
         "fine": shown,
-        "repairs": [_repair(repair, verdict) for repair in verdict.repairs],
+        "repairs": [_repair(repair) for repair in verdict.repairs],
         "notes": _other_notes(verdict),
         "listings": listings(protocol, program, [mark for finding in found for mark in finding.marks]),
         "command": f"lab check {verdict.protocol}",
@@ -164,13 +164,14 @@ def _other_notes(verdict: Verdict) -> list[str]:
     return [note for note in verdict.notes if not note.startswith("race ")]
 
 
-def _repair(repair: Repair, verdict: Verdict) -> dict[str, Any]:
-    closes = "all of it" if repair.everything else ", ".join(f"R{number}" for number in repair.closes)
+def _repair(repair: Repair) -> dict[str, Any]:
+    """A repair with its diff, each line with the class that it is drawn in."""
+    kinds = {"+": "plus", "-": "minus"}
+    lines = [line for line in repair.diff.splitlines() if not line.startswith(("+++", "---"))]
     return {
         "what": repair.what,
-        "closes": closes or f"the {verdict.verdict}",
-        "lines": [("plus", line) for line in repair.write],
-        "judged": "; ".join(repair.tried_at),
+        "lines": [(kinds.get(line[:1], ""), line) for line in lines],
+        "judged": "; ".join(repair.judged_at),
     }
 
 

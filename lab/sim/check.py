@@ -24,7 +24,7 @@ from lab.sim.machine.schedule import Schedule
 from lab.sim.order.determinate import holds_under_every_model, why_not_determinate
 from lab.sim.order.races import find_races
 from lab.sim.order.verdict import Race, Verdict
-from lab.sim.search.search import INTERLEAVED, SearchResult, search
+from lab.sim.search.search import SearchResult, search
 from lab.sim.warmup import compile_engines
 
 EXHAUSTIVE = "exhaustive"
@@ -75,7 +75,7 @@ def check(
         limit_states: States after which the search stops.
         memory_limit: Bytes that the states may take.
         checkpoint: A file from which the search goes on, and to which it writes when it ends early.
-        repair_seconds: Time to look for single changes that close what was found; 0: do not look.
+        repair_seconds: Time to look for changes of the text that close what was found; 0: do not look.
         progress: Called after each batch of executions.
         phase: Called with what is done next.
         executor: Who runs the executions (`executor.executor`); None: this thread. The verdict is the same.
@@ -141,15 +141,15 @@ def check(
     if verdict.ok or verdict.interrupted or not repair_seconds:
         return verdict
     if until.passed:
-        return replace(verdict, repairs_tried=f"no single change tried: the deadline of {deadline:g} s had passed")
+        return replace(verdict, repairs_tried=f"no change of the text tried: the deadline of {deadline:g} s had passed")
     phase("repairs")
     shown = {place: witness.config for place, witness in small.items()}
     defect = Defect(races, verdict.verdict, memory, early_timeout, program, failing, shown)
     left = min(repair_seconds, until.left)
     try:
-        compile_engines(dict.fromkeys((memory, *INTERLEAVED)), True, compiling)  # whatever judges a changed program
+        compile_engines(m.MEMORY_MODELS, True, compiling)  # whatever judges a changed text
     except KeyboardInterrupt:
-        return replace(verdict, repairs_tried="no single change tried: Ctrl-C came before", interrupted=True)
+        return replace(verdict, repairs_tried="no change of the text tried: Ctrl-C came before", interrupted=True)
     return _with_repairs(verdict, find_repairs(protocol, config, defect, left, seed, repair_progress))
 
 
@@ -166,6 +166,7 @@ def _with_repairs(verdict: Verdict, repairs: Repairs) -> Verdict:
     return replace(
         verdict,
         repairs=tuple(repairs.found),
+        advice=tuple(repairs.advice),
         repairs_tried=repairs.said,
         changes_tried=repairs.tried,
         interrupted=stopped,

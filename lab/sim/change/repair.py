@@ -1,11 +1,15 @@
-"""Repairs: which single changes of a protocol close a defect, tried by the checker itself.
+"""Repairs: which changes of a protocol's text close a defect, each judged as it is printed.
 
-Each candidate (`lab.sim.repairs`) is made in the program at a small configuration that shows the defect, and what
-comes out is judged like any other program; then again with one call more and with one rank more, so that a change which
-only moves the defect is not praised (where the unchanged program has other defects, this cannot be asked, and the
-report says so); then at the configuration that was asked for. A race is closed when it is gone, no other kind of race
-has come, and nothing hangs or gives up. What cannot be proved at the small configuration is not
-called a repair; where it was only explored at a larger one, the repair says so.
+The way of the data: `Texts.of` finds the files that the protocol's text is made of. `Trials` says at which
+configurations a change has to hold. The candidates (`lab.sim.change.repairs`) are edits of these files. Each edited
+text is run as a module of its own, recorded anew at every trial, and what comes out is judged like any other program
+(`judge.py`); nothing of what a candidate was meant to do counts. It is a repair if it is proved right at all of them,
+still does at every line what it did, and reads nothing that lost its writer (`intent.py`). Its patch is the difference
+between the author's files and the text that was judged.
+
+Where no single change closes everything, one that closes a part of it and brings nothing new is taken further: the
+rest is looked for in the changed text. What was only explored at some trial is no repair; it is advice, and so is what
+cannot be written as a change of the text.
 """
 
 from __future__ import annotations
@@ -13,31 +17,37 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from lab.errors import LabError
 from lab.protocol.program import Program
 from lab.protocol.tables import Tables, compile_tables
 from lab.protocol.write import Config, Protocol
+from lab.sim.change.edit import is_own
+from lab.sim.change.intent import Intent, leaves_output_unwritten
 from lab.sim.change.judge import Basis, Judgement, Limits, judge_program, judge_report
-from lab.sim.change.repairs.candidate import Candidate
+from lab.sim.change.keys import RaceKey, keyed, told
+from lab.sim.change.repairs.candidate import Candidate, Cost
 from lab.sim.change.repairs.candidates import for_outcome, for_race
-from lab.sim.change.repairs.waits import blocks_of
+from lab.sim.change.repairs.scene import Scene
+from lab.sim.change.slots import spans_of
+from lab.sim.change.text.patch import Patch
+from lab.sim.change.text.source import Splice
+from lab.sim.change.text.texts import Texts
+from lab.sim.change.trials import Trial, Trials, said
 from lab.sim.explain.hang import Crowd, before_giving_up, crowds
-from lab.sim.explain.minimise import Key, key_of, smaller
+from lab.sim.explain.minimise import smaller
 from lab.sim.explain.wrong import Explainer
 from lab.sim.explore.explore import INTERRUPTED, explore
 from lab.sim.machine import interleaved as m
 from lab.sim.machine.execution import Execution
-from lab.sim.order.determinate import why_not_determinate
 from lab.sim.order.races import find_races
-from lab.sim.order.verdict import Race, Repair
-from lab.sim.search.search import INTERLEAVED
+from lab.sim.order.verdict import Advice, Race, Repair
 
-_AFFORDABLE = 60_000  # operations of a program that is judged at the configuration asked for
-_EXECUTIONS, _STATES, _SECONDS = 100, 100_000, 2.0  # of one judgement
-_STATES_LARGER, _SECONDS_LARGER = 20_000, 0.5  # where one is explored at least
+_EXECUTIONS, _STATES, _SECONDS = 100, 100_000, 1.0  # of one judgement
 _HANGS_LOOKED_FOR = 64  # executions
+_PARTS = 3  # changes that are put together, at most
+_TAKEN_FURTHER = 4  # partial changes of each number of parts
+_ENOUGH = 12  # repairs
 Progress = Callable[[int, int], None]
 
 
@@ -46,7 +56,7 @@ class Defect:
     """What is to be repaired.
 
     Attributes:
-        races: The races that were found.
+        races: The races that were found, in whatever execution.
         kind: The verdict.
         memory, early_timeout: As the protocol was checked.
         program: The program that was checked.
@@ -68,30 +78,27 @@ class Repairs:
     """What was found.
 
     Attributes:
-        found: Changes that close something, the cheapest first.
+        found: Changes that close everything, the cheapest first.
+        advice: What else can be done, or closes a part.
         tried: Candidates tried.
-        unproved: Candidates against which nothing was found in small, and of which nothing was proved.
         seconds: Time spent.
         stopped: What ended it before all were tried; None: nothing.
-        unconfirmed: Larger configurations at which no change was judged, and why.
-        advice: What else can be done.
+        left_out: Configurations at which no change was judged, and why.
     """
 
     found: list[Repair] = field(default_factory=list)
+    advice: list[Advice] = field(default_factory=list)
     tried: int = 0
-    unproved: int = 0
     seconds: float = 0.0
     stopped: str | None = None
-    unconfirmed: list[str] = field(default_factory=list)
-    advice: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
     @property
     def said(self) -> str:
         """How much was tried, in words."""
-        open_ = f", {self.unproved} held as far as they were explored but were not proved" if self.unproved else ""
         early = f", not all: {self.stopped}" if self.stopped else ""
-        tried = f"{self.tried} single changes tried" if self.tried else "no single change tried"
-        return "\n".join((*self.advice, f"{tried} in {self.seconds:.1f} s{early}{open_}", *self.unconfirmed))
+        tried = f"{self.tried} changes of the text tried" if self.tried else "no change of the text tried"
+        return "\n".join((f"{tried} in {self.seconds:.1f} s{early}", *self.left_out))
 
 
 def find_repairs(
@@ -102,7 +109,7 @@ def find_repairs(
     seed: int = 0,
     progress: Progress = lambda tried, found: None,
 ) -> Repairs:
-    """Try single changes of a protocol.
+    """Try changes of a protocol's text.
 
     Args:
         protocol: What was checked.
@@ -121,31 +128,46 @@ def find_repairs(
     except KeyboardInterrupt:
         search.repairs.stopped = INTERRUPTED
     search.repairs.seconds = time.perf_counter() - search.started
-    search.repairs.found.sort(key=lambda repair: repair.cost)
+    search.repairs.found.sort(key=lambda repair: (repair.parts, repair.cost))
     return search.repairs
 
 
 @dataclass(frozen=True)
-class _Trial:
-    """A program in which a change is tried.
+class _Seen:
+    """What was found out about a text at one trial.
 
     Attributes:
-        config, program: Its configuration, and the program.
-        keys: The kinds of its races.
-        determinate: Whether one execution decides them.
-        outcomes: What is wrong with its first execution beside these races, in words.
+        protocol, config, program, judgement: The text's protocol, where it was recorded, and what is said of that.
+        races: Its races by their keys.
+        outcome: What else is wrong: wrong, hang or abort; empty: nothing, or the races come first.
     """
 
+    protocol: Protocol
     config: Config
     program: Program
-    keys: frozenset[Key]
-    determinate: bool
-    outcomes: frozenset[str] = frozenset()
+    judgement: Judgement
+    races: dict[RaceKey, Race]
+    outcome: str
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """Of the program."""
-        return self.program.fingerprint()
+    @property
+    def keys(self) -> frozenset[object]:
+        """All that is wrong."""
+        return frozenset(self.races) | ({self.outcome} if self.outcome else frozenset())
+
+
+@dataclass(eq=False)
+class _Node:
+    """A text on the way to a repair: what was changed until now, and what was found out about it, by trial."""
+
+    texts: Texts
+    parts: tuple[Candidate, ...] = ()
+    seen: dict[int, _Seen] = field(default_factory=dict)
+    fails_at: int = 0
+
+    @property
+    def cost(self) -> int:
+        """Of the costliest part."""
+        return max((part.cost for part in self.parts), default=0)
 
 
 class _Search:
@@ -159,142 +181,108 @@ class _Search:
             states=_STATES,
             seconds=_SECONDS,
             seed=seed,
-            models=tuple(dict.fromkeys((*INTERLEAVED, defect.memory))),
             early_timeout=defect.early_timeout,
         )
         self.repairs = Repairs()
-        self.larger = replace(self.limits, states=_STATES_LARGER, seconds=_SECONDS_LARGER)
-        self._asked = _Trial(config, defect.program, frozenset(map(key_of, defect.races)), False)
-        self._closing: set[str] = set()
+        self.trials: list[Trial] = []
+        self._tried: set[tuple[str, ...]] = set()
+        self._unproved: dict[str, str] = {}
+
+    @property
+    def _over(self) -> bool:
+        return time.perf_counter() - self.started > self.seconds
 
     def run(self) -> None:
-        """Go through the defects; each gets its share of the time that is left."""
-        targets: list[int | None] = list(range(len(self.defect.races)))
-        if not targets or self.defect.kind in ("hang", "abort"):
-            targets.append(None)
-        for place, target in enumerate(targets):
-            left = self.seconds - (time.perf_counter() - self.started)
-            self._target(target, time.perf_counter() + left / (len(targets) - place))
+        """Look for single changes; where there is none, for two together, then three."""
+        texts = Texts.of(self.protocol)
+        if texts is None:
+            self._advise("change the protocol where it lies in a file", "its text is in none, so that none was tried")
+        else:
+            self._from(texts)
         if self.defect.failing is not None and not self.repairs.found:
-            self.repairs.advice += map(self._fewer_blocks, _crowds(self.defect.failing))
+            for crowd in _crowds(self.defect.failing):
+                self.repairs.advice.append(self._fewer_blocks(crowd))
 
-    def _target(self, target: int | None, until: float) -> None:
-        trial, candidates = self._prepared(target, until)
-        if trial is None:
-            return
-        key = None if target is None else key_of(self.defect.races[target])
-        others = list(self._others(trial))
-        for candidate in candidates:
-            if time.perf_counter() > until:
-                of = "" if target is None or len(self.defect.races) == 1 else f" for race {target + 1}"
-                self.repairs.stopped = f"the time{of} was up"
-                return
-            if self._known(candidate, target) or self._closing.intersection(candidate.unless):
-                continue
-            self.repairs.tried += 1
-            judged = self._tried((trial, *others), candidate, key, until)
-            if judged is not None:
-                self._keep(candidate, key, judged)
-            self.progress(self.repairs.tried, len(self.repairs.found))
+    def _from(self, texts: Texts) -> None:
+        trials = Trials(texts, self.protocol, self.config, self.defect.kind, self._smallest(texts))
+        self.trials = trials.all()
+        self.repairs.left_out = trials.left_out
+        level = [_Node(texts)]
+        for parts in range(1, _PARTS + 1):
+            partial: list[_Node] = []
+            for node in level:
+                if not self._over:
+                    partial += self._expanded(node, whole=parts == 1)
+            if self._over or any(repair.cost < Cost.HANDSHAKE for repair in self.repairs.found):
+                break
+            level = sorted(partial, key=lambda node: node.cost)[:_TAKEN_FURTHER]
+            if parts == 1:
+                self._partly(level)
+        if self.repairs.found:
+            self.repairs.advice = []
+        elif self._unproved:
+            for what, why in list(self._unproved.items())[:3]:
+                self._advise(what, why)
+        if self._over:
+            self.repairs.stopped = "the time was up"
 
-    def _known(self, candidate: Candidate, target: int | None) -> bool:
-        """Whether a candidate is known to close a race, from another race that it was tried on."""
-        known = (repair for repair in self.repairs.found if repair.what == candidate.what)
-        return any(target is None or target + 1 in repair.closes for repair in known)
+    def _advise(self, what: str, why: str) -> None:
+        self.repairs.advice.append(Advice(what, why))
 
-    def _prepared(self, target: int | None, until: float) -> tuple[_Trial | None, Iterator[Candidate]]:
-        """A small program that has the defect, and the candidates for it."""
-        if target is None:
-            trial = self._small_failing(until)
-            if trial is None:
-                return None, iter(())
-            regions = [] if self.defect.failing is None else _misread(self.defect.failing)
-            return trial, for_outcome(trial.program, regions, self.defect.memory == "weak")
-        trial = self._small_racing(target, until)
-        if trial is None:
-            return None, iter(())
-        report = find_races(compile_tables(trial.program))
-        same = [race for race in report.races if key_of(race) == key_of(self.defect.races[target])]
-        nearest = min(same, key=lambda race: abs(race.second.call - race.first.call), default=None)
-        return (None, iter(())) if nearest is None else (trial, for_race(trial.program, nearest, report))
+    def _partly(self, nodes: list[_Node]) -> None:
+        """Say what closes a part, for where nothing closes all."""
+        for node in nodes:
+            seen = node.seen[node.fails_at]
+            left = sorted({told(node.texts, seen.program, race) for race in seen.races.values()})
+            left += [f"a {seen.outcome}"] if seen.outcome else []
+            at = said(self.trials[node.fails_at].config)
+            self._advise(node.parts[0].what, f"closes a part; the text is still wrong at {at}: {'; '.join(left)}")
 
     # ---- configurations
 
-    def _trial(self, config: Config) -> _Trial | None:
-        try:
-            return self._accepted(config)
-        except LabError:
-            return None  # a configuration that the protocol refuses shows nothing
+    def _smallest(self, texts: Texts) -> Config:
+        """The smallest configuration that shows the defect, as far as can be told quickly."""
+        if self.defect.races:
+            shown = [self.defect.shown.get(place) for place in range(len(self.defect.races))]
+            if len(shown) == 1 and shown[0] is not None:
+                return shown[0]
+            keys = frozenset(keyed(texts, self.defect.program, self.defect.races))
+            return next((c for c in smaller(self.config) if self._shows(texts, c, keys)), self.config)
+        for config in smaller(self.config):
+            if self._over:
+                break
+            if self._fails(config):
+                return config
+        return self.config
 
-    def _accepted(self, config: Config) -> _Trial:
-        """A configuration's trial.
+    def _shows(self, texts: Texts, config: Config, keys: frozenset[RaceKey]) -> bool:
+        """Whether the first execution at a configuration has all of some races."""
+        try:
+            tables = self._made_for(config)
+        except LabError:
+            return False  # a configuration that the protocol refuses shows nothing
+        if tables is None:
+            return False
+        return keys <= keyed(texts, tables.program, find_races(tables).races).keys()
+
+    def _fails(self, config: Config) -> bool:
+        try:
+            tables = self._made_for(config)
+        except LabError:
+            return False  # as above
+        return tables is not None and judge_program(tables.program, self.limits).verdict.startswith(self.defect.kind)
+
+    def _made_for(self, config: Config) -> Tables | None:
+        """The program at a configuration; None: it leaves there some output to nobody.
 
         Raises:
             LabError: The protocol refuses it.
         """
         self.protocol.accept(config)
-        program = self.protocol.program(config)
-        report = find_races(compile_tables(program))
-        determinate = why_not_determinate(report.execution, bool(report.races)) is None
-        keys = frozenset(key_of(race) for race in report.races)
-        return _Trial(config, program, keys, determinate, frozenset(_outcomes(report.execution, keys)))
+        tables = compile_tables(self.protocol.program(config))
+        return None if leaves_output_unwritten(tables) else tables
 
-    def _small_racing(self, target: int, until: float) -> _Trial | None:
-        key = key_of(self.defect.races[target])
-        shown = self.defect.shown.get(target)
-        for config in [shown] if shown else smaller(self.config):
-            trial = self._trial(config)
-            if trial is not None and key in trial.keys:
-                # Where one execution does not decide, two blocks have too many schedules to search.
-                wide = self._trial(self._with_blocks(trial.config)) if trial.determinate else None
-                return wide if wide is not None and key in wide.keys else trial
-            if time.perf_counter() > until:
-                break
-        return self._asked
-
-    def _with_blocks(self, config: Config) -> Config:
-        """With a second block that has something to do, if the protocol is asked for with more than one."""
-        if config.blocks != 1 or blocks_of(self.defect.program) == 1:
-            return config
-        sizes = tuple(min(4 * small, asked) for small, asked in zip(config.bytes, self.config.bytes, strict=True))
-        return replace(config, blocks=2, bytes=sizes)
-
-    def _small_failing(self, until: float) -> _Trial | None:
-        for config in (*smaller(self.config), self.config):
-            trial = self._trial(config)
-            if trial is not None and judge_program(trial.program, self.limits).verdict.startswith(self.defect.kind):
-                return trial
-            if time.perf_counter() > until:
-                return None
-        return None
-
-    def _others(self, trial: _Trial) -> Iterator[_Trial]:
-        """One call more, one rank more, where the program as it is has no defects but those that are to be repaired."""
-        for what in ("calls", "world"):
-            number = getattr(trial.config, what) + 1
-            try:
-                found = self._accepted(replace(trial.config, **{what: number}))
-            except LabError as refused:
-                why = f"the protocol is refused there ({str(refused).splitlines()[0]})"
-            else:
-                more = self._more(trial, found)
-                if not more:
-                    yield found
-                    continue
-                why = f"the protocol has other defects there ({'; '.join(more)})"
-            said = f"not confirmed at {what} {number}: {why}"
-            if said not in self.repairs.unconfirmed:
-                self.repairs.unconfirmed.append(said)
-
-    def _more(self, trial: _Trial, larger: _Trial) -> list[str]:
-        """Defects of a larger program that neither the one asked for nor the small one has, in words."""
-        known = set(trial.outcomes)
-        if not self.defect.races or self.defect.kind in ("hang", "abort"):
-            known.add(_OUTCOMES.get(self.defect.kind, ""))
-        races = larger.keys - trial.keys - self._asked.keys
-        return sorted({_where(key) for key in races} | (larger.outcomes - known))
-
-    def _fewer_blocks(self, crowd: Crowd) -> str:
+    def _fewer_blocks(self, crowd: Crowd) -> Advice:
         """What to do where blocks that wait hold the slots of those they wait for, tried if it can be."""
         slots, fitting = crowd.slots.count, crowd.fitting
         short = (
@@ -302,115 +290,208 @@ class _Search:
             f"slot{'s' if slots > 1 else ''}, shared by {crowd.launches} launch{'es' if crowd.launches > 1 else ''}"
         )
         if not fitting:
-            return f"{short}: not even one block of each fits; fewer ranks a GPU, or launches that do not overlap"
-        fits = self._trial(replace(self.config, blocks=fitting))
-        free = fits is not None and not judge_program(fits.program, self.larger).verdict.startswith(("hang", "abort"))
-        tried = f" (tried: with --blocks {fitting} nothing hung)" if free else ""
-        return f"{short}: at most {fitting} block{'s' if fitting > 1 else ''} a launch{tried}"
-
-    # ---- one candidate
-
-    def _tried(
-        self, trials: tuple[_Trial, ...], candidate: Candidate, key: Key | None, until: float
-    ) -> list[tuple[_Trial, Judgement]] | None:
-        """What the checker says of a candidate at each configuration; None: it does not close the defect at one."""
-        judged: list[tuple[_Trial, Judgement]] = []
-        for trial in (*trials, self._asked):
-            if trial is self._asked and (trial.program.n_ops > _AFFORDABLE or time.perf_counter() > until):
-                break
-            if trial.config in [done.config for done, _ in judged]:
-                continue
-            judgement = self._judged(trial, candidate, key, self.limits if not judged else self.larger)
-            if judgement is None:
-                return None
-            if not judged and judgement.basis is Basis.EXPLORATION:
-                self.repairs.unproved += 1
-                return None
-            judged.append((trial, judgement))
-        return judged
-
-    def _judged(self, trial: _Trial, candidate: Candidate, key: Key | None, limits: Limits) -> Judgement | None:
-        """The judgement on a program with a candidate; None: the race `key`, or whatever is wrong, is not closed."""
+            fewer = "fewer ranks a GPU, or launches that do not overlap"
+            return Advice(fewer, f"{short}: not even one block of each fits")
+        config = replace(self.config, blocks=fitting)
+        free = False
         try:
-            program = candidate.change(trial.program)
-            if program is None or program.fingerprint() == trial.fingerprint:
-                return None
-            report = find_races(compile_tables(program))
+            self.protocol.accept(config)
+            judged = judge_program(self.protocol.program(config), self.limits)
+            free = not judged.verdict.startswith(("hang", "abort"))
+        except LabError:
+            pass  # fewer blocks are refused, so that this was not tried
+        tried = f" (tried: with --blocks {fitting} nothing hung)" if free else ""
+        return Advice(f"at most {fitting} block{'s' if fitting > 1 else ''} a launch{tried}", short)
+
+    # ---- one text
+
+    def _look(
+        self, texts: Texts, at: int, without: RaceKey | str | None = None, regions: tuple[str, ...] = ()
+    ) -> _Seen | None:
+        """What is found out about a text at a trial; None: it is no text, has `without`, or has lost its intent."""
+        trial = self.trials[at]
+        first = texts.parent is None
+        try:
+            protocol = self.protocol if first else texts.protocol
+            config = trial.config
+            if first:
+                program, report = trial.program, trial.report
+            else:
+                protocol.accept(config)
+                program = protocol.program(config)
+                report = find_races(compile_tables(program))
         except LabError:
             return None  # it has an address outside its region, say
-        if key is not None and key in {key_of(race) for race in report.races}:
+        races = keyed(texts, program, report.races)
+        if without is not None and without in races:
             return None
-        judgement = judge_report(report, limits)
-        if not judgement.caught:
-            return judgement
-        left = {key_of(race) for race in judgement.races}
-        if key is None or not left or not left <= trial.keys - {key} or self._stuck(report.execution.tables):
+        if not first and not trial.intent.kept_by(Intent.of(texts, report.execution)):
             return None
-        return judgement
+        if not all(_passes_values_on(program, region) for region in regions):
+            return None
+        judgement = judge_report(report, self.limits)
+        races = keyed(texts, program, judgement.races)
+        outcome = "" if races or not judgement.caught else judgement.verdict.split()[0]
+        return _Seen(protocol, config, program, judgement, races, outcome)
 
-    def _stuck(self, tables: Tables) -> bool:
-        """Whether a program that still races elsewhere hangs or gives up."""
-        found = explore(tables, executions=_HANGS_LOOKED_FOR, seed=self.limits.seed)
+    def _of(self, node: _Node, at: int) -> _Seen | None:
+        """As `_look`, of a node, remembered."""
+        if at not in node.seen:
+            seen = self._look(node.texts, at)
+            if seen is None:
+                return None
+            node.seen[at] = seen
+        return node.seen[at]
+
+    def _also(self, node: _Node, at: int, outcome: str) -> bool:
+        """Whether a text whose races come first has an outcome too, such as a hang."""
+        seen = self._of(node, at)
+        if seen is None or not seen.races:
+            return seen is not None and seen.outcome == outcome
+        found = explore(compile_tables(seen.program), executions=_HANGS_LOOKED_FOR, seed=self.limits.seed)
         if found.stopped == INTERRUPTED:
             raise KeyboardInterrupt
-        return bool(found.hangs or found.aborts)
+        return bool({"wrong": found.wrong, "hang": found.hangs, "abort": found.aborts}.get(outcome))
 
-    def _keep(self, candidate: Candidate, key: Key | None, judged: list[tuple[_Trial, Judgement]]) -> None:
-        """Keep a candidate that closes the defect, with what it does to the other races where it was asked for."""
-        asked = next((judgement for trial, judgement in judged if trial.config == self.config), None)
-        left = {key_of(race) for race in asked.races} if asked else set(map(key_of, self.defect.races)) - {key}
-        everything = asked is not None and asked.proved
-        self._closing.add(candidate.what)
+    def _failing_at(self, node: _Node) -> int | None:
+        """The first trial at which a text is wrong; None: at none."""
+        for at in range(len(self.trials)):
+            seen = self._of(node, at)
+            if seen is not None and seen.judgement.caught:
+                return at
+        return None
+
+    # ---- changes of one text
+
+    def _expanded(self, node: _Node, whole: bool) -> list[_Node]:
+        """Try the candidates for what is wrong with a text; returns those that close a part of it.
+
+        `whole`: for each race; else for the first, since all have to be closed.
+        """
+        at = self._failing_at(node)
+        if at is None:
+            return []
+        seen = node.seen[at]
+        targets: list[RaceKey | str] = list(seen.races) or [seen.outcome]
+        partial: list[_Node] = []
+        families: set[tuple[str, str]] = set()
+        for place, target in enumerate(targets if whole else targets[:1]):
+            left = self.seconds - (time.perf_counter() - self.started)
+            until = time.perf_counter() + left / (len(targets) - place if whole else 1)
+            for candidate in self._candidates(node, seen, target):
+                if time.perf_counter() > until or len(self.repairs.found) >= _ENOUGH:
+                    break
+                if (candidate.family, "whole") in families:
+                    continue
+                kept = self._kept(node, candidate, at, target)
+                if kept is not None and kept.fails_at < 0:
+                    families.add((candidate.family, "whole"))
+                elif kept is not None and place == 0 and (candidate.family, "part") not in families:
+                    families.add((candidate.family, "part"))
+                    partial.append(kept)
+        return partial
+
+    def _candidates(self, node: _Node, seen: _Seen, target: RaceKey | str) -> Iterator[Candidate]:
+        race = seen.races.get(target) if isinstance(target, tuple) else None
+        scene = Scene(
+            node.texts,
+            seen.protocol,
+            seen.config,
+            seen.program,
+            race,
+            wide=any(trial.config.blocks is None or trial.config.blocks > 1 for trial in self.trials),
+            varies=any(trial.varies for trial in self.trials),
+        )
+        if race is None:
+            regions = [] if self.defect.failing is None else _misread(self.defect.failing)
+            return for_outcome(scene, regions, self.defect.memory == "weak")
+        return for_race(scene, lambda splices: self._closed_by(node, splices, target))  # type: ignore[arg-type]
+
+    def _closed_by(self, node: _Node, splices: tuple[Splice, ...], key: RaceKey) -> bool:
+        texts = node.texts.edited(splices)
+        if texts is None:
+            return False
+        try:
+            program = texts.protocol.program(node.seen[self._failing_at(node) or 0].config)
+            return key not in keyed(texts, program, find_races(compile_tables(program)).races)
+        except LabError:
+            return False  # a text that cannot be recorded closes nothing
+
+    def _kept(self, node: _Node, candidate: Candidate, at: int, target: RaceKey | str) -> _Node | None:
+        """The text with a candidate, if it closes the target at every trial that it was put to, and brings nothing new.
+
+        Its `fails_at` is -1 if nothing is left.
+        """
+        texts = node.texts.edited(candidate.splices)
+        if texts is None:
+            return None
+        text = tuple(source.text for source in texts.sources.values())
+        if text in self._tried:
+            return None
+        self._tried.add(text)
+        self.repairs.tried += 1
+        self.progress(self.repairs.tried, len(self.repairs.found))
+        made = _Node(texts, (*node.parts, candidate))
+        for number in (at, *(k for k in range(len(self.trials)) if k != at)):
+            seen = self._look(texts, number, target, candidate.regions)
+            if seen is None or target in seen.keys:
+                return None
+            made.seen[number] = seen
+            if seen.judgement.caught:
+                made.fails_at = number
+                return made if self._less(node, seen, number) else None
+            if not seen.judgement.proved:
+                why = f"no fault was found in it, and it was not proved right at {said(self.trials[number].config)}"
+                self._unproved.setdefault(candidate.what, why)
+                return None
+        made.fails_at = -1
+        self._keep(made)
+        return made
+
+    def _less(self, node: _Node, seen: _Seen, at: int) -> bool:
+        """Whether what is still wrong was wrong before."""
+        before = self._of(node, at)
+        if before is None or not frozenset(seen.races) <= before.keys:
+            return False
+        return not seen.outcome or seen.outcome in before.keys or self._also(node, at, seen.outcome)
+
+    def _keep(self, node: _Node) -> None:
+        patch = Patch.of(node.texts)
+        judged = list(node.seen.items())
+        weakest = min((seen.judgement for _, seen in judged), key=lambda j: j.basis is Basis.ONE_EXECUTION)
         self.repairs.found.append(
             Repair(
-                kind=candidate.cost.name.lower().replace("_", " "),
-                cost=int(candidate.cost),
-                closes=tuple(k for k, race in enumerate(self.defect.races, 1) if key_of(race) not in left),
-                everything=everything,
-                what=candidate.what,
-                write=candidate.write,
-                tried_at=tuple(_said(trial.config) + _basis(judgement) for trial, judgement in judged),
-                covered=asked.covered if asked is not None and everything else "",
+                kind=Cost(node.cost).name.lower().replace("_", " "),
+                cost=node.cost,
+                parts=len(node.parts),
+                closes=tuple(range(1, len(self.defect.races) + 1)),
+                what="; and ".join(part.what for part in node.parts),
+                hunks=patch.hunks,
+                diff=patch.diff(),
+                texts=patch.digests,
+                judged_at=tuple(said(self.trials[at].config) for at, _ in sorted(judged)),
+                covered=weakest.covered,
             )
         )
 
 
-_WRONG = "wrong values that no race explains"
-_OUTCOMES = {"wrong": _WRONG, "hang": "a hang", "abort": "an abort"}
-
-
-def _outcomes(execution: Execution, keys: frozenset[Key]) -> Iterator[str]:
-    """What is wrong with an execution that none of the races `keys` explains, in words."""
-    if execution.outcome == m.HANG:
-        yield _OUTCOMES["hang"]
-    if execution.state.counts[m.C_ABORTS]:
-        yield _OUTCOMES["abort"]
-    if execution.state.counts[m.C_WRONG]:
-        explainer = Explainer(execution)
-        if any(explainer.race_key(fault) not in keys for _, _, fault in explainer.faults(limit=64)):
-            yield _WRONG
-
-
-def _where(key: Key) -> str:
-    """A kind of race by its lines."""
-    lines = dict.fromkeys(site for site, _ in key[0])  # type: ignore[attr-defined]
-    return f"a race of {' and '.join(lines)}"
+def _passes_values_on(program: Program, region: str) -> bool:
+    """Whether the kernels both write a region and read it."""
+    fields = {
+        field == "dst"
+        for agent in program.agents
+        if is_own(agent)
+        for op in agent.ops
+        for field, _, span in spans_of(op)
+        if span.region.name == region
+    }
+    return len(fields) == 2
 
 
 def _crowds(failing: Execution) -> list[Crowd]:
     """The GPUs whose slots had run out when nothing could move."""
     stuck = failing if failing.outcome == m.HANG else before_giving_up(failing)
     return [] if stuck is None else crowds(stuck)
-
-
-def _basis(judgement: Judgement) -> str:
-    return " (explored, not proved)" if judgement.basis is Basis.EXPLORATION else ""
-
-
-def _said(config: Config) -> str:
-    blocks = "own grid" if config.blocks is None else f"{config.blocks} block{'s' if config.blocks > 1 else ''}"
-    calls = f"{config.calls} call{'s' if config.calls > 1 else ''}"
-    return f"world {config.world}, {calls}, {blocks}, {max(config.bytes)} bytes"
 
 
 def _misread(execution: Execution) -> list[str]:

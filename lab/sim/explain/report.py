@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
 
+from lab.sim.explain.repair_lines import all_repair_lines
 from lab.sim.explain.replay import Replay
-from lab.sim.order.verdict import Repair, Verdict
+from lab.sim.order.verdict import Verdict
 
-_WRONG_SHOWN, _MEANS_SHOWN, _WAITS_SHOWN, _REPAIRS_SHOWN = 6, 4, 12, 5
+_WRONG_SHOWN, _MEANS_SHOWN, _WAITS_SHOWN = 6, 4, 12
 
 
 def report(verdict: Verdict) -> str:
@@ -42,46 +42,11 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     if verdict.witness:
         yield f"\nsmallest witness, the {len(verdict.witness)} steps that matter:"
         yield from (f"  {line}" for line in verdict.witness)
-    yield from _repairs(verdict)
+    yield from all_repair_lines(verdict)
     replayed = f"lab replay '{verdict.schedule}'"
     if verdict.schedule and not any(replayed in note for note in verdict.notes):
         yield f"\n{replayed}"
     yield f"\n{verdict.proof}"
-
-
-def _repairs(verdict: Verdict) -> Iterator[str]:
-    """Changes that close everything; where there is none, those that close each race, and what no race explains."""
-    if not verdict.repairs_tried:
-        return
-    several = len(verdict.races) > 1
-    whole = [repair for repair in verdict.repairs if repair.everything]
-    if whole:
-        yield from _closing("one change closes all of it" if several else "one change closes it", whole)
-    else:
-        for number in range(1, len(verdict.races) + 1):
-            some = [repair for repair in verdict.repairs if number in repair.closes]
-            yield from _closing(f"race {number} is closed by one change", some)
-            if not some and verdict.changes_tried:
-                yield f"\nno single change that was tried closes race {number}"
-        rest = [repair for repair in verdict.repairs if not repair.closes]
-        yield from _closing(f"the {verdict.verdict} is closed by one change", rest)
-        if not rest and not verdict.races and verdict.changes_tried:
-            yield "\nno single change that was tried closes it"
-    yield f"\n{verdict.repairs_tried}"
-
-
-def _closing(title: str, repairs: list[Repair]) -> Iterator[str]:
-    """The cheapest repairs, each with what to write; after those judged at the same configurations, these."""
-    if not repairs:
-        return
-    yield f"\n{title}, tried by the checker:"
-    for tried_at, same in groupby(repairs[:_REPAIRS_SHOWN], key=lambda repair: repair.tried_at):
-        for repair in same:
-            yield f"  * {repair.what}"
-            yield from (f"      {line}" for line in repair.write)
-        yield f"  judged at {'; '.join(tried_at)}"
-    if len(repairs) > _REPAIRS_SHOWN:
-        yield f"  and {len(repairs) - _REPAIRS_SHOWN} more (--json)"
 
 
 def _where_wrong(verdict: Verdict) -> str:

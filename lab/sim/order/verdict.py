@@ -107,28 +107,61 @@ class Wrong:
 
 
 @dataclass(frozen=True)
-class Repair:
-    """One change of a protocol that closes a defect; the checker has tried it.
+class Hunk:
+    """Neighbouring lines of one file that change.
 
     Attributes:
-        kind: What kind of change it is.
+        file: The file.
+        line: The first line that changes, from 1; if nothing goes, the line before which `new` comes.
+        old, new: The lines as they are, and as they are to be.
+    """
+
+    file: str
+    line: int
+    old: tuple[str, ...]
+    new: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Repair:
+    """A change of a protocol's text that closes everything that was found; it was judged as it is printed.
+
+    Attributes:
+        kind: What kind of change it is; of several, the costliest.
         cost: Kinds by what they cost at run time, the cheapest first (`repairs.candidate.Cost`).
+        parts: How many changes it is.
         closes: The races that it closes, counted from 1.
-        everything: With it the protocol is proved right at the configuration that was asked for.
-        what: The change, with the lines it is about.
-        write: What to write where.
-        tried_at: The configurations at which it was judged.
-        covered: What the proof rests on.
+        what: The change in words, with the lines of the text as it is.
+        hunks: What changes.
+        diff: The same as a unified diff.
+        texts: (file, SHA-256 of its text) of the files as they were when it was judged.
+        judged_at: The configurations at which it was judged, and proved right.
+        covered: What that rests on.
     """
 
     kind: str
     cost: int
+    parts: int
     closes: tuple[int, ...]
-    everything: bool
     what: str
-    write: tuple[str, ...]
-    tried_at: tuple[str, ...]
+    hunks: tuple[Hunk, ...]
+    diff: str
+    texts: tuple[tuple[str, str], ...]
+    judged_at: tuple[str, ...]
     covered: str
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What may help and is no repair: no change of the text, or none that was proved.
+
+    Attributes:
+        what: What to do.
+        why: Why it is no repair, or what it rests on.
+    """
+
+    what: str
+    why: str
 
 
 @dataclass(frozen=True)
@@ -151,7 +184,8 @@ class Verdict:
         executions, failing: Executions explored and how many of them failed.
         proof: What the verdict covers and what it does not.
         notes: For each race, its smallest witness, or that none was found.
-        repairs: Single changes that close something, the cheapest first.
+        repairs: Changes of the text that close all that was found, the cheapest first.
+        advice: What else may help.
         repairs_tried: How many were tried, and whether all, and what else is to be said; empty: none was looked for.
         changes_tried: How many were tried.
         interrupted: Ctrl-C ended it; the rest is what was found until then.
@@ -175,6 +209,7 @@ class Verdict:
     proof: str = ""
     notes: tuple[str, ...] = ()
     repairs: tuple[Repair, ...] = ()
+    advice: tuple[Advice, ...] = ()
     repairs_tried: str = ""
     changes_tried: int = 0
     interrupted: bool = False

@@ -1,129 +1,128 @@
-"""Candidates that take two accesses apart: more buffers, or a region of its own for one of the two."""
+"""Candidates that take two accesses apart: one more buffer, or a region of its own for one of the two."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
+from itertools import combinations, islice
 
-from lab.protocol import tables as t
-from lab.protocol.program import Op, Program, Span
-from lab.sim.change.edit import Line, changed, line_of
-from lab.sim.change.repairs.candidate import Candidate, Cost, Pair, fresh_name
-from lab.sim.change.slots import SlotDimension, Turn, slot_dimension, spans_of, turns_of, with_depth, with_spans
-from lab.sim.machine.execution import Execution
-from lab.sim.order.races import RaceReport
+from lab.sim.change.repairs.candidate import Candidate, Cost
+from lab.sim.change.repairs.declared import declarations, named_by_text, uses, with_dimension
+from lab.sim.change.repairs.scene import Scene
+from lab.sim.change.text.source import Source, Splice
 
-
-def buffers(program: Program, region: str) -> Iterator[Candidate]:
-    """One more buffer of a region, of those that take turns or to take turns with the one there is; or one a turn."""
-    own = slot_dimension(program, region)
-    lines = ", ".join(dict.fromkeys(str(op.site) for a in program.agents for op in a.ops if _touches(op, region)))
-    dimensions = [own] if own else [SlotDimension(region, -1, 1, turn) for turn in Turn]
-    depth = dimensions[0].depth + 1
-    if own:
-        name = next(r.shape[own.axis][0] for r in program.regions if r.name == region)
-        what, index = f"one more buffer of {region}: {name}={depth}", f"modulo {depth} along {name}"
-    else:
-        name = "parity"
-        what, index = f"two buffers of {region} that take turns: parity=2", "[b.call % 2, ...]"
-    write = (f"declare {region} with {name}={depth}", f"at {lines}: index it {index}")
-    for dimension in dimensions:
-        yield Candidate(Cost.BUFFER, what, write, partial(_deeper, region, dimension.turn, 1), ())
-    each = f"a buffer of {region} for every call"
-    for dimension in dimensions:
-        change = partial(_deeper, region, dimension.turn, None)
-        yield Candidate(Cost.BUFFERS, each, (f"at {lines}: the buffer of the call",), change, (what,))
+_MORE = (1, 2, 3, 4)  # buffers
+_GROUPS = 60  # of uses that are given a region of their own, at most
 
 
-def _touches(op: Op, region: str) -> bool:
-    return any(span.region.name == region for _, _, span in spans_of(op))
+def buffers(scene: Scene, region: str) -> Iterator[Candidate]:
+    """Two buffers of a region that take turns; or, of those that do already, one more."""
+    for axis, extent in _rings(scene, region):
+        yield from _more(scene, region, axis, extent)
+    dims = {name for r in scene.program.regions if r.name == region for name, _ in r.shape}
+    name = next(n for n in ("parity", "turn", "buffer", "set") if n not in dims)
+    what = f"two buffers of {region} that take turns: {name}=2"
+    turns = ["{b}.call % 2"] + ([f"({{b}}.call - 1) // {scene.launches} % 2"] if scene.launches > 1 else [])
+    for index in turns[::-1]:
+        splices = with_dimension(scene, region, name, 2, index)
+        if splices:
+            yield Candidate(Cost.BUFFER, f"parity {region}", what, splices)
 
 
-def _deeper(region: str, turn: Turn, more: int | None, program: Program) -> Program | None:
-    """The program with `more` buffers of a region; None: with as many as it has turns."""
-    dimension = slot_dimension(program, region) or SlotDimension(region, -1, 1, turn)
-    depth = dimension.depth + more if more else turns_of(program, dimension)
-    return with_depth(program, dimension, depth) if depth > dimension.depth else None
+def _rings(scene: Scene, region: str) -> list[tuple[str, int]]:
+    """Named dimensions of a region that number neither ranks nor blocks."""
+    shape = next((r.shape for r in scene.program.regions if r.name == region), ())
+    return [(name, extent) for name, extent in shape if name and extent > 1 and name not in ("source", "block", "rank")]
 
 
-def separations(report: RaceReport, region: str, pair: Pair) -> Iterator[Candidate]:
-    """A region of its own for what one of the two accesses writes or reads, where nobody reads both."""
-    groups = _exchanges(report, region)
-    sides = [next((g for g in groups if any(line == key[0] for key in g)), None) for line in pair.lines]
-    if sides[0] is None or sides[1] is None or sides[0] == sides[1]:
-        return
-    for group in sides:
-        assert group is not None
-        at = [
-            f"the {verb} of {', '.join(lines)}"
-            for verb, kept in (("writes", True), ("reads", False))
-            if (lines := dict.fromkeys(str(line) for line, name in sorted(group, key=str) if (name == "dst") == kept))
-        ]
-        what = f"a region of its own, beside {region}, for {' and '.join(at)}"
-        write = (f"declare a second region like {region}", f"use it for {' and '.join(at)}")
-        yield Candidate(Cost.BUFFER, what, write, partial(_separated, region, group))
-
-
-Side = tuple[Line, str]  # a line and the field of its operations that holds the span
-
-
-def _exchanges(report: RaceReport, region: str) -> list[frozenset[Side]]:
-    """Lines that exchange values through a region: those that read what others wrote, and were meant to, together.
-
-    A read is meant to see what something orders before it; what it sees by a race says nothing.
-    """
-    execution, clocks = report.execution, report.clocks
-    tables, log = execution.tables, execution.log
-    groups: dict[Side, set[Side]] = {}
-    for step in range(execution.steps):
-        row = int(log.op[step])
-        if row < 0 or int(tables.ops[row, t.KIND]) not in (t.MOVE, t.FILL, t.EXPECT):
+def _more(scene: Scene, region: str, axis: str, extent: int) -> Iterator[Candidate]:
+    """The extent of a dimension, where it is declared and wherever an index is taken modulo the same."""
+    for source, call in declarations(scene, region):
+        given = next((k.value for k in call.keywords if k.arg == axis), None)
+        if given is None:
             continue
-        op = tables.op(row)
-        for name, place, span in spans_of(op):
-            if span.region.name != region:
-                continue
-            side = (line_of(op), name)
-            groups.setdefault(side, {side})
-            if name != "dst":
-                for writer in _writers(execution, step, place):
-                    if clocks.rows[step, clocks.chain[writer]] < clocks.time[writer]:
-                        continue
-                    _unite(groups, side, (line_of(tables.op(int(log.op[writer]))), "dst"))
-    return list({id(group): frozenset(group) for group in groups.values()}.values())
+        for more in _MORE:
+            deeper = f"{more} more buffers" if more > 1 else "one more buffer"
+            what = f"{deeper} of {region}: {axis}={extent + more}"
+            for splices in (_raised(scene, source, given, extent, more), _raised_uses(scene, given, more)):
+                if splices:
+                    yield Candidate(Cost.BUFFER, f"more {region} {axis}", what, splices)
 
 
-def _writers(execution: Execution, step: int, place: int) -> set[int]:
-    """Steps whose values a step read from its source `place`."""
-    row = int(execution.log.row[step])
-    count = int(execution.tables.moves[row, t.M_COUNT])
-    at = int(execution.static.reads_at[row]) + place * count
-    return {int(writer) for writer in set(execution.log.reads[at : at + count].tolist()) if writer >= 0}
+def _raised(scene: Scene, source: Source, given: ast.expr, extent: int, more: int) -> tuple[Splice, ...] | None:
+    """Where the extent is a number, or a constant of the module: that, so many higher."""
+    if isinstance(given, ast.Constant) and given.value == extent:
+        splices = [source.replace(given, str(extent + more))]
+        for where in scene.texts.sources.values():
+            for node in ast.walk(where.tree):
+                modulo = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)
+                if modulo and isinstance(node.right, ast.Constant) and node.right.value == extent:  # type: ignore[attr-defined]
+                    splices.append(where.replace(node.right, str(extent + more)))  # type: ignore[attr-defined]
+        return tuple(splices)
+    if isinstance(given, ast.Name):
+        for node in source.tree.body:
+            named = isinstance(node, ast.Assign) and [ast.unparse(t) for t in node.targets] == [given.id]
+            if named and isinstance(node.value, ast.Constant) and node.value.value == extent:  # type: ignore[attr-defined]
+                return (source.replace(node.value, str(extent + more)),)  # type: ignore[attr-defined]
+    return None
 
 
-def _unite(groups: dict[Side, set[Side]], a: Side, b: Side) -> None:
-    one, two = groups.setdefault(a, {a}), groups.setdefault(b, {b})
-    if one is not two:
-        one |= two
-        for side in two:
-            groups[side] = one
+def _raised_uses(scene: Scene, given: ast.expr, more: int) -> tuple[Splice, ...] | None:
+    """Where the extent is an option: every use of the option, so many more."""
+    option = _option(given)
+    if option is None:
+        return None
+    splices = []
+    for where in scene.texts.sources.values():
+        for node in ast.walk(where.tree):
+            if isinstance(node, ast.Subscript) and _option(node) == option:
+                splices.append(where.replace(node, f"({where.segment(node)} + {more})"))
+    return tuple(splices)
 
 
-def _separated(region: str, group: frozenset[Side], program: Program) -> Program:
-    """The program with the spans of `group` in a second region like the first."""
-    name = fresh_name(program, region)
-    old = [r for r in program.regions if r.name == region]
-    new = {r.id: replace(r, id=len(program.regions) + k, name=name) for k, r in enumerate(old)}
+def _option(node: ast.expr) -> str | None:
+    """`slots` of `m.options["slots"]`."""
+    if not isinstance(node, ast.Subscript) or not isinstance(node.value, ast.Attribute):
+        return None
+    if node.value.attr != "options" or not isinstance(node.slice, ast.Constant):
+        return None
+    return str(node.slice.value)
 
-    def change(op: Op) -> Op:
-        line = line_of(op)
 
-        def moved(field: str, place: int, span: Span) -> Span:
-            inside = span.region.id in new and (line, field) in group
-            return replace(span, region=new[span.region.id]) if inside else span
+def separations(scene: Scene, region: str) -> Iterator[Candidate]:
+    """A region of its own for what one of the two sides uses, at the lines of one phase each."""
+    if named_by_text(scene, region):
+        return
+    own = scene.fresh(f"{region}_own")
+    declared = declarations(scene, region)
+    if len(declared) != 1:
+        return
+    source, call = declared[0]
+    statement = next(a for a in source.above(call) if isinstance(a, ast.stmt))
+    if not source.stands_alone(statement):
+        return
+    start, end = source.lines_of(statement)
+    literal = source.span(call.args[0])
+    text = source.text[start : literal[0]] + f'"{own}"' + source.text[literal[1] : end]
+    copy = Splice(source.path, end, end, text if source.text[:end].endswith(("\n", "\r")) else source.newline + text)
+    every = [(where, node) for where, node in uses(scene, region) if scene.runs(where, node)]
+    for group in islice(_groups(len(every)), _GROUPS):
+        chosen = [every[k] for k in group]
+        splices = [copy]
+        for where, node in chosen:
+            at = where.span(node)[1]
+            splices.append(Splice(where.path, at - len(region), at, own))
+        labels = dict.fromkeys(scene.label(where, node.lineno) for where, node in chosen)
+        what = f"a region of its own, beside {region}, at {', '.join(labels)}"
+        yield Candidate(Cost.BUFFER, f"own {region}", what, tuple(splices), (region, own))
 
-        return with_spans(op, moved)
 
-    apart = changed(program, change)
-    return replace(apart, regions=(*apart.regions, *new.values()))
+def _groups(count: int) -> Iterator[tuple[int, ...]]:
+    """Uses that may mean a region of their own: a writing and a reading one at least, and not all.
+
+    What remains is the other region, so half of the groups are enough.
+    """
+    for size in range(2, count - 1):
+        for group in combinations(range(count), size):
+            if 2 * size < count or 0 in group:
+                yield group

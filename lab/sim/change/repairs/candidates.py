@@ -1,76 +1,86 @@
-"""Single changes of a program that may close a defect, made from the mechanism of the defect and nothing else.
+"""Single changes of a text that may close a defect, made from the mechanism of the defect and nothing else.
 
 A race has two accesses, an order between them that is missing, and the synchronisation around them; each kind of
 candidate supplies such an order, or takes the two accesses apart. Whether a candidate closes anything is not decided
-here: `lab.sim.change.repair` puts each to the checker.
+here: `lab.sim.change.repair` puts each to the checker, as it is printed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from lab.protocol.program import Order, Program, Scope
+from lab.protocol.program import Order, Scope
 from lab.sim.change.repairs.buffers import buffers, separations
-from lab.sim.change.repairs.candidate import Candidate, Pair, payload_lines
-from lab.sim.change.repairs.orders import (
-    conditions,
-    grow_only,
-    mappings,
-    moves,
-    order_is_enough,
-    orders,
-    patience,
-    uncached,
-)
-from lab.sim.change.repairs.waits import BLOCK_BARRIER, barriers, fence, fences, handshakes, meetings, waits
-from lab.sim.order.races import RaceReport
-from lab.sim.order.verdict import Race
+from lab.sim.change.repairs.candidate import Candidate
+from lab.sim.change.repairs.hosts import events, host_waits
+from lab.sim.change.repairs.meetings import block_barriers, handshakes, meetings
+from lab.sim.change.repairs.moves import phases, tell_first
+from lab.sim.change.repairs.orders import caches, every_order, fence, fences, mappings, orders
+from lab.sim.change.repairs.scene import Scene
+from lab.sim.change.repairs.waits import conditions, copied, for_stored, grow_only, patience, thresholds
+from lab.sim.change.text.source import Splice
 
 
-def for_race(program: Program, race: Race, report: RaceReport) -> Iterator[Candidate]:
+def for_race(scene: Scene, closed_by: Callable[[tuple[Splice, ...]], bool]) -> Iterator[Candidate]:
     """Candidates for a race, the cheapest kinds first.
 
     Args:
-        program: The program that races.
-        race: The race.
-        report: The race check that found it; its execution says who reads whose values.
+        scene: The text, and the race.
+        closed_by: Whether the race is gone with some changes, whatever else they do.
     """
-    pair = Pair.of(program, race)
-    scope = Scope.SYSTEM if pair.apart else Scope.DEVICE
-    by_order = order_is_enough(program, race)
+    scope = Scope.SYSTEM if scene.apart else Scope.DEVICE
+    ways = [scene, replace(scene, swapped=True)] if scene.distance == 0 else [scene]
+    by_order = closed_by(every_order(scene))
     if by_order:
-        yield from orders(program, scope)
-    yield from conditions(program)
-    yield from grow_only(program)
-    yield from mappings(pair)
-    if by_order:
-        yield from fences(program, pair, scope)
-    if any(agent.kind == "wave" for agent in program.agents):
-        yield from barriers(program, pair, (BLOCK_BARRIER,))
-    yield from waits(program, pair)
-    yield from handshakes(program, pair)
-    yield from barriers(program, pair, meetings(program, pair))
-    for region in pair.regions:
-        yield from separations(report, region, pair)
-        yield from buffers(program, region)
+        yield from orders(scene, scope)
+    yield from conditions(scene)
+    yield from grow_only(scene)
+    yield from thresholds(scene)
+    yield from mappings(scene)
+    for way in ways:
+        if by_order:
+            yield from fences(way, scope)
+        yield from block_barriers(way)
+    yield from phases(scene)
+    yield from events(scene)
+    for way in ways:
+        yield from copied(way)
+        yield from for_stored(way)
+        yield from handshakes(way)
+    for way in ways:
+        yield from meetings(way)
+    for region in scene.regions:
+        yield from separations(scene, region)
+        yield from buffers(scene, region)
+    yield from host_waits(scene)
 
 
-def for_outcome(program: Program, regions: list[str], cached: bool) -> Iterator[Candidate]:
+def for_outcome(scene: Scene, regions: list[str], cached: bool) -> Iterator[Candidate]:
     """Candidates for wrong values, a hang or an abort that no race explains.
 
     Args:
-        program: The program.
+        scene: The text.
         regions: Regions in which a wrong value was read.
         cached: Also take memory out of the caches (only the memory model `weak` has caches).
     """
-    yield from orders(program, Scope.SYSTEM)
+    yield from orders(scene, Scope.SYSTEM)
     if cached:
-        yield from uncached(program)
-    yield from conditions(program)
-    yield from grow_only(program)
-    yield from patience(program)
-    yield from moves(program)
-    for line in payload_lines(program):
-        yield fence(line, False, Order.RELEASE, Scope.SYSTEM)
-    for region in regions:
-        yield from buffers(program, region)
+        yield from caches(scene)
+    yield from conditions(scene)
+    yield from grow_only(scene)
+    yield from thresholds(scene)
+    yield from patience(scene)
+    yield from tell_first(scene)
+    for line in scene.payload:
+        for place in scene.around(line.source, line.statement, False)[:1]:
+            yield fence(place, Order.RELEASE, Scope.SYSTEM)
+    yield from events(scene)
+    for region in dict.fromkeys((*regions, *_rings(scene))):
+        yield from buffers(scene, region)
+    yield from host_waits(scene)
+
+
+def _rings(scene: Scene) -> list[str]:
+    """Payload regions of several buffers that take turns: a hang may be for want of one more."""
+    return [r.name for r in scene.program.regions if r.kind == "payload" and r.source is None and r.shape]

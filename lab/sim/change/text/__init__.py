@@ -1,0 +1,1 @@
+"""The text of a protocol: its files, what can be written where, the changed text recorded anew, and the patch."""

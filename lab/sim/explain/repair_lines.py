@@ -1,0 +1,47 @@
+"""Repairs and advice as text for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from lab.sim.order.verdict import Advice, Repair, Verdict
+
+_REPAIRS_SHOWN = 5
+
+
+def repair_lines(number: int, repair: Repair) -> Iterator[str]:
+    """One repair: what it does, then what it changes in the text."""
+    yield f"  {number}. {repair.what}"
+    yield from (f"       {line}" for line in repair.diff.splitlines())
+
+
+def all_repair_lines(verdict: Verdict) -> Iterator[str]:
+    """The repairs of a verdict, the cheapest first, then advice, and how much was tried."""
+    if not verdict.repairs_tried:
+        return
+    shown = list(enumerate(verdict.repairs[:_REPAIRS_SHOWN], 1))
+    for parts, same in groupby(shown, key=lambda pair: pair[1].parts):
+        changes = "change of the text closes" if parts == 1 else f"{parts} changes of the text, together, close"
+        everything = "all of it" if len(verdict.races) > 1 else "it"
+        yield f"\n{'one ' if parts == 1 else ''}{changes} {everything}; each was applied and checked anew:"
+        for judged_at, alike in groupby(same, key=lambda pair: pair[1].judged_at):
+            for number, repair in alike:
+                yield from repair_lines(number, repair)
+            yield f"  proved right at {'; '.join(judged_at)}"
+    if len(verdict.repairs) > _REPAIRS_SHOWN:
+        yield f"  and {len(verdict.repairs) - _REPAIRS_SHOWN} more (--json)"
+    if verdict.repairs:
+        yield "  lab check ... --apply N writes repair N into the file"
+    elif verdict.changes_tried:
+        yield "\nno change of the text that was tried closes all of it"
+    yield from _advice(verdict.advice)
+    yield f"\n{verdict.repairs_tried}"
+
+
+def _advice(advice: tuple[Advice, ...]) -> Iterator[str]:
+    if advice:
+        yield "\nadvice, which is no repair:"
+    for each in advice:
+        yield f"  * {each.what}"
+        yield f"      {each.why}"
