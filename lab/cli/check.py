@@ -30,6 +30,7 @@ from lab.errors import LabError
 if TYPE_CHECKING:
     from lab.protocol.program import Program
     from lab.sim.explore.explore import Exploration
+    from lab.sim.order.verdict import Verdict
 
 
 def command(
@@ -72,8 +73,12 @@ def command(
         int, typer.Option(help="pct: orders between steps that a failure may take; 1 is priorities alone.", min=1)
     ] = 3,
     repair_seconds: Annotated[
-        float, typer.Option(help="Time to look for single changes that close what was found; 0: do not look.", min=0)
+        float,
+        typer.Option(help="Time to look for changes of the text that close what was found; 0: do not look.", min=0),
     ] = 10.0,
+    apply: Annotated[
+        int | None, typer.Option(help="Write this repair, by its number, into the file of the protocol.", min=1)
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the schedulers.", min=0, max=2**62)] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
     html: Annotated[
@@ -86,8 +91,9 @@ def command(
     """Check a protocol for races and wrong results; exit 0 if none, 1 if a defect was found.
 
     The race check needs one execution and no luck; the exploration then looks for executions with wrong elements, hangs
-    and aborts, and every race is turned into the smallest failing witness that can be found. Then single changes of the
-    text are tried (an order, a fence, a barrier, a wait, a buffer, ...), and those that close a defect are named.
+    and aborts, and every race is turned into the smallest failing witness that can be found. Then changes of the text
+    are tried (an order, a fence, a barrier, a wait, a buffer, ...): each is applied, recorded anew and checked, and
+    those that close all of it are printed as patches.
     """
     from lab.cli.request import configured, size
     from lab.sim.check import check
@@ -134,7 +140,7 @@ def command(
             repair_seconds=repair_seconds,
             progress=lambda explored: tell(_explored(explored)),
             phase=tell,
-            repair_progress=lambda tried, closing: tell(f"repairs: {tried} changes tried, {closing} close something"),
+            repair_progress=lambda tried, closing: tell(f"repairs: {tried} changes tried, {closing} close all"),
             executor=explorers,
             compiling=cache(lambda: say("compiling the simulator, once per version (about a minute)")),
         )
@@ -145,9 +151,31 @@ def command(
     if html is not None:
         write_page(verdict, found, config, html)
         say(f"the page is {html}")
+    if apply is not None:
+        _apply(verdict, apply)
     if verdict.interrupted:
         raise StoppedError("what was found until then is above")
     raise typer.Exit(0 if verdict.ok else DEFECT)
+
+
+def _apply(verdict: Verdict, number: int) -> None:
+    """Write a repair into the user's file; that of a protocol of the lab itself, as a patch into this folder.
+
+    Raises:
+        LabError: There is no such repair, or its file cannot be written or is no longer what was judged.
+    """
+    from lab.sim.change.text.patch import apply, of_the_lab, write_patch
+
+    if number > len(verdict.repairs):
+        found = len(verdict.repairs)
+        hint = f"there {'is' if found == 1 else 'are'} {found or 'none'}" + (", see above" if found else "")
+        raise LabError("there is no repair of that number", value=number, hint=hint)
+    repair = verdict.repairs[number - 1]
+    if of_the_lab(repair):
+        name = write_patch(repair, f"{verdict.protocol}.repair-{number}.patch")
+        say(f"repair {number} changes the lab's own text, so it was not applied; the patch is in {name}")
+    else:
+        say(f"repair {number} was written into {', '.join(apply(repair))}")
 
 
 def _listing(program: Program) -> str:
