@@ -118,7 +118,7 @@ class Texts:
             return path, line
         source = self.sources[path]
         text = source.line_text(line)
-        offset = source.line_start(line) + len(text) - len(text.lstrip())
+        offset = source.line_start(line) + (len(text) - len(text.lstrip()) if text.strip() else 0)
         shift = 0
         for splice in self.splices:
             if splice.path != path:
