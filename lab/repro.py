@@ -40,6 +40,23 @@ GATE_WORDS = (
     " median of those seen), where 30.0 is due. Messages up to 32 KiB go to the one-shot kernel, which has neither "
     "defect in its own calls. Everything called simulated comes from a timing model on a CPU."
 )
+WHY = (
+    "Both orders are missing at every size; the odds change. A block begins to send when its own reduce is done, from "
+    "its first element on. At 64 KiB each thread reduces one element at most, so a block that is a little ahead sends "
+    "what others have not reduced yet. At 20 MiB each reduces many, and what a block sends first the others reduced "
+    "long before, so that only one that lags by nearly a whole reduce shows. And the self-test helps to hide both: it "
+    "waits after every call, so that no two calls overlap, and its outputs still hold the right number of the trial "
+    "before."
+)
+COLUMN_WORDS = (
+    ("fails, fail", "trials in which an element is wrong or a rank gives up; a trial is one boot, or one run of calls"),
+    ("mean", "what the self-test prints of a wrong output: the median of those seen. 30.0 is due: (1 + 2 + 3 + 4) x 3"),
+    ("wrong", "share of the elements that are wrong, in the trials that fail"),
+    ("aborts", "trials in which a wait gave up"),
+    ("isolated", "the host waits after every call; back to back, or queued: calls are queued and may overlap"),
+    ("lowest", "the lowest mean of any wrong output"),
+    ("sim, H200", "the timing model, and what was measured on the GPU named above the table"),
+)
 GATE_CAPTION = (
     "Above: how many trials have a wrong element or an abort. Below: how much of the output is wrong in those. Lines "
     "are simulated; hollow marks are what hardware showed, reported for four V620 and measured on two H200."

@@ -83,24 +83,61 @@ def _row(row: GateRow) -> None:
 
 
 def print_report(report: Report) -> None:
-    """Print the gate table and both findings for a person."""
+    """Print the answer, then how it was seen (the gate table), then each finding's execution, for a person."""
     from rich.console import Console
 
     from lab.gate_tables import gate_tables
+    from lab.repro import COLUMN_WORDS, WHY
 
     console = Console(highlight=False)
-    for table in gate_tables(report.rows):
+    _print_answer(console, report)
+    tables = gate_tables(report.rows)
+    if tables:
+        _paragraph(console, "Why 64 KiB fails and 20 MiB passes", WHY)
+        console.print("[bold]What fails at which gate[/]  (a gate is the largest message that the kernel may take)")
+        for word, meaning in COLUMN_WORDS:
+            _indented(console, f"{word}: {meaning}", style="dim")
+        console.print()
+    for table in tables:
         _print_table(console, table)
     for finding in report.findings:
+        console.print(f"[bold red]{finding.words.name}[/]  [bold]One execution that shows it[/]")
+        for sentence in finding.story.sentences():
+            _indented(console, sentence)
+        console.print(f"  lab replay '{finding.line}'\n", markup=False, soft_wrap=True)
+
+
+def _print_answer(console: Console, report: Report) -> None:
+    """The defects, what closes each, and whether that was confirmed."""
+    from lab.repro import TITLE
+
+    console.print(f"[bold]{TITLE}[/]\n")
+    if not report.findings:
+        return
+    console.print("Two defects, independent of each other:" if len(report.findings) == 2 else "Found so far:")
+    for finding in report.findings:
         console.print(f"\n[bold red]{finding.words.name}[/]  [bold]{finding.words.title}[/]")
-        for sentence in finding.sentences():
-            console.print(f"  {sentence}", markup=False)
-        console.print(f"  lab replay '{finding.line}'", markup=False, soft_wrap=True)
+        _indented(console, finding.words.gist)
+        _indented(console, f"Closed by: {finding.words.repair[0].lower()}{finding.words.repair[1:]}", style="green")
+    console.print()
     if report.repaired is not None:
         console.print(
-            f"\n[bold]Repaired[/]  {report.repaired.protocol}, with both repairs and nothing else changed, is "
-            f"[bold]{report.repaired.verdict}[/] at the same size."
+            f"With both changes and nothing else, [bold]{report.repaired.protocol}[/] is "
+            f"[bold]{report.repaired.verdict}[/] at the same size.\n"
         )
+
+
+def _paragraph(console: Console, title: str, text: str) -> None:
+    console.print(f"[bold]{title}[/]")
+    _indented(console, text)
+    console.print()
+
+
+def _indented(console: Console, text: str, style: str = "") -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console.print(Padding(Text(text, style=style), (0, 0, 0, 2), expand=False))
 
 
 def _print_table(console: Console, table: Table) -> None:

@@ -20,6 +20,7 @@ from lab.repro import (
     REPAIRED,
     SEED,
     TITLE,
+    WHY,
     Finding,
     Report,
     described,
@@ -69,6 +70,7 @@ def _context(report: Report, pictures: dict[str, Figure], seed: int) -> dict[str
         "interrupted": report.interrupted,
         "tables": gate_tables(report.rows),
         "gate_words": GATE_WORDS,
+        "why": WHY,
         "gate_plot": page.svg(pictures["gates"], "gates", "failure rate over gate size")
         if "gates" in pictures
         else None,

@@ -260,6 +260,18 @@ def test_the_report_names_both_defects(quick, tmp_path, capsys):
     for word in ("D1", "D2", "64 KiB", "fails 3 of 3 boots", "repaired_two_shot", "lab replay 'seed_two_shot?"):
         assert word in shown.out
     assert "repro.html" in shown.err and "\x1b" not in shown.out
+    said = " ".join(shown.out.split())
+    places = [said.index(words) for words in (
+        "Closed by: give the reduce the mapping of the allgather",
+        "Closed by: give the allgather a region of its own",
+        "is ok at the same size",
+        "Why 64 KiB fails and 20 MiB passes",
+        "lowest: the lowest mean of any wrong output",
+        "30.0 is due",
+        "The boot self-test at the gate",
+        "One execution that shows it",
+    )]  # fmt: skip
+    assert places == sorted(places), "the answer comes first, then the tables with their words, then the executions"
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_the_work(monkeypatch, tmp_path, capsys):

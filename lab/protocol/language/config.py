@@ -30,7 +30,8 @@ class Config:
         waves: Waves a block; 1 makes the block one agent.
         resident: Blocks that a GPU runs at once; None: as many as there are (`lab.protocol.language.dispatch`).
         gpus: GPUs that the ranks share, rank r on GPU r % gpus; None: each rank has its own.
-        options: The protocol's own keyword arguments.
+        scenario: What the hosts do: back_to_back, isolated, or one of the protocol's own.
+        options: The protocol's own keyword arguments, as (name, value) pairs.
     """
 
     world: int = 2
