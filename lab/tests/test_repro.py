@@ -266,8 +266,8 @@ def test_the_report_names_both_defects(quick, tmp_path, capsys):
         "Closed by: give the allgather a region of its own",
         "is ok at the same size",
         "Why 64 KiB fails and 20 MiB passes",
-        "lowest: the lowest mean of any wrong output",
         "30.0 is due",
+        "lowest: the lowest mean of any wrong output",
         "The boot self-test at the gate",
         "One execution that shows it",
     )]  # fmt: skip

@@ -20,7 +20,7 @@ from lab.protocol import tables as t
 from lab.protocol.program import Agent, Expect, Fill, Op, Region, Wait, WaitStamp
 from lab.protocol.tables import Tables
 from lab.sim.machine.words import STACK
-from lab.sim.timing import loop
+from lab.sim.timing import columns, loop
 from lab.sim.timing.presets import Preset, preset
 
 MAX_EVENTS = 1 << 40
@@ -135,7 +135,7 @@ class Plan:
     """A `Program`'s tables with what the timing model adds; make one with `plan` to run it many times."""
 
     tables: Tables
-    arrays: loop.Arrays
+    arrays: columns.Arrays
     word_initial: np.ndarray
     cell_initial: np.ndarray
     call_of: dict[int, tuple[int, int, float]]
@@ -151,7 +151,7 @@ def value_of(source: tuple[int, int]) -> float:
 def plan(tables: Tables) -> Plan:
     """Prepare tables for many runs."""
     program = tables.program
-    ops = np.zeros((len(tables.ops), loop.OP_COLUMNS), np.int32)
+    ops = np.zeros((len(tables.ops), columns.OP_COLUMNS), np.int32)
     ops[:, : t.COLUMNS] = tables.ops
     regions = program.regions
     starts = tables.agent_start
@@ -164,24 +164,24 @@ def plan(tables: Tables) -> Plan:
     about = np.zeros(len(ops), np.int8)
     about[direct] = region_role[tables.word_region[ops[direct, t.ADDR]]]
     waits = ops[:, t.KIND] == t.WAIT
-    role[kernel & waits & (about == loop.LAUNCH)] = loop.LAUNCH
-    role[kernel & (ops[:, t.KIND] == t.RMW) & (about == loop.PREVIOUS)] = loop.KERNEL_END
+    role[kernel & waits & (about == columns.LAUNCH)] = columns.LAUNCH
+    role[kernel & (ops[:, t.KIND] == t.RMW) & (about == columns.PREVIOUS)] = columns.KERNEL_END
     for agent in program.agents:
         first = int(starts[agent.id])
         # Only the wait at the head of a kernel is the stream's; the same wait inside a kernel is the kernel's own.
-        if agent.kind != "host" and len(agent.ops) > 1 and waits[first + 1] and about[first + 1] == loop.PREVIOUS:
-            role[first + 1] = loop.PREVIOUS
-    role[~kernel] = loop.HOST
-    role[~kernel & (ops[:, t.KIND] == t.STORE) & (about == loop.LAUNCH)] = loop.HOST_LAUNCH
-    ops[:, loop.BOUND] = ops[:, loop.LIMIT] = -1
+        if agent.kind != "host" and len(agent.ops) > 1 and waits[first + 1] and about[first + 1] == columns.PREVIOUS:
+            role[first + 1] = columns.PREVIOUS
+    role[~kernel] = columns.HOST
+    role[~kernel & (ops[:, t.KIND] == t.STORE) & (about == columns.LAUNCH)] = columns.HOST_LAUNCH
+    ops[:, columns.BOUND] = ops[:, columns.LIMIT] = -1
     for pc in np.nonzero(waits | (ops[:, t.KIND] == t.WAIT_STAMP))[0]:
         op = tables.op(pc)
         assert isinstance(op, (Wait, WaitStamp))
         if op.bound is not None:
-            ops[pc, loop.BOUND] = op.bound
+            ops[pc, columns.BOUND] = op.bound
         seconds = getattr(op, "seconds", None)
         if seconds is not None:
-            ops[pc, loop.LIMIT] = min(int(seconds * 1e6), LONGEST_US)
+            ops[pc, columns.LIMIT] = min(int(seconds * 1e6), LONGEST_US)
     number = np.full(len(ops), -1, np.int32)
     values: list[float] = []
     call_of: dict[int, tuple[int, int, float]] = {}
@@ -198,22 +198,22 @@ def plan(tables: Tables) -> Plan:
             ordinal[agent.id] = ordinal.get(agent.id, 0) + 1
             call = ordinal[agent.id] if agent.kind == "host" else agent.call
             call_of[int(pc)] = (agent.rank, call, values[-1])
-    ops[:, loop.ROLE], ops[:, loop.NUMBER] = role, number
+    ops[:, columns.ROLE], ops[:, columns.NUMBER] = role, number
     memory = np.array([int(region.memory) for region in regions], np.int16)
     initial = np.array([np.nan if r.source is None else value_of(r.source) for r in regions])
     agents, words, cells = len(program.agents), max(1, len(tables.word_initial)), len(tables.cell_start)
     packets = bool((ops[:, t.STAMP] >= 0).any() or (ops[:, t.KIND] == t.WAIT_STAMP).any())
     launches: dict[tuple[int, int], int] = {}
-    agent = np.zeros((agents, loop.AGENT_INTEGERS), np.int64)
-    agent[:, loop.FIRST], agent[:, loop.END], agent[:, loop.RANK] = starts, tables.agent_end, tables.agent_rank
-    agent[:, loop.BLOCK] = [a.block for a in program.agents]
-    agent[:, loop.NTH_LAUNCH] = [launches.setdefault((a.rank, a.call), len(launches)) for a in program.agents]
-    word = np.zeros((words, loop.WORD_INTEGERS), np.int64)
-    word[: len(tables.word_rank), loop.OWNER] = tables.word_rank
-    word[: len(tables.word_rank), loop.MEMORY] = memory[tables.word_region]
-    cell = np.zeros((cells, loop.PACKET_COLUMNS if packets else loop.CELL_COLUMNS))
-    cell[:, loop.LENGTH] = tables.cell_length
-    arrays = loop.Arrays(
+    agent = np.zeros((agents, columns.AGENT_INTEGERS), np.int64)
+    agent[:, columns.FIRST], agent[:, columns.END], agent[:, columns.RANK] = starts, tables.agent_end, tables.agent_rank
+    agent[:, columns.BLOCK] = [a.block for a in program.agents]
+    agent[:, columns.NTH_LAUNCH] = [launches.setdefault((a.rank, a.call), len(launches)) for a in program.agents]
+    word = np.zeros((words, columns.WORD_INTEGERS), np.int64)
+    word[: len(tables.word_rank), columns.OWNER] = tables.word_rank
+    word[: len(tables.word_rank), columns.MEMORY] = memory[tables.word_region]
+    cell = np.zeros((cells, columns.PACKET_COLUMNS if packets else columns.CELL_COLUMNS))
+    cell[:, columns.LENGTH] = tables.cell_length
+    arrays = columns.Arrays(
         ops=ops,
         exprs=tables.exprs if len(tables.exprs) else np.zeros((1, 3), np.int64),
         postfix=tables.postfix if len(tables.postfix) else np.zeros((1, 2), np.int64),
@@ -225,17 +225,17 @@ def plan(tables: Tables) -> Plan:
         place_of_cell=tables.cell_rank.astype(np.int16) << 8 | memory[tables.cell_region],
         values=np.array(values or [0.0]),
         agent=agent,
-        clock=np.zeros((agents, loop.LAST + program.world)),
+        clock=np.zeros((agents, columns.LAST + program.world)),
         registers=np.zeros((agents, tables.registers + STACK), np.int64),
         word=word,
-        queue=np.zeros((words, loop.WORD_FLOATS)),
+        queue=np.zeros((words, columns.WORD_FLOATS)),
         cells=cell,
         held=np.zeros((agents, _widest_iteration(tables))),
         cell_waiter=np.zeros(cells if packets else 0, np.int32),
         gaps=np.zeros(len(launches)),
         heap=np.zeros((2, agents), np.int32),
-        count=np.zeros(loop.COUNTERS, np.int64),
-        machine=np.zeros(loop.MACHINE_FLOATS),
+        count=np.zeros(columns.COUNTERS, np.int64),
+        machine=np.zeros(columns.MACHINE_FLOATS),
         random=np.zeros(1, np.uint64),
         checks=np.zeros((max(1, len(call_of)), 8)),
         timeouts=np.zeros((agents, 3)),
@@ -261,8 +261,8 @@ def _widest_iteration(tables: Tables) -> int:
 def _region_role(region: Region) -> int:
     """Whether a word is a launch word or a count of ended blocks: the names that `lab.protocol.write` gives them."""
     if region.name.startswith("launch of call "):
-        return loop.LAUNCH
-    return loop.PREVIOUS if region.name.startswith("blocks done of call ") else loop.PLAIN
+        return columns.LAUNCH
+    return columns.PREVIOUS if region.name.startswith("blocks done of call ") else columns.PLAIN
 
 
 def simulate(
@@ -296,35 +296,35 @@ def simulate(
     if record:
         arrays = arrays._replace(span_op=np.zeros((record, 2), np.int32), span_time=np.zeros((record, 2)))
     costs = np.array(chosen.costs())
-    changing = arrays[loop.Arrays._fields.index("agent") : loop.Arrays._fields.index("checks")]
+    changing = arrays[columns.Arrays._fields.index("agent") : columns.Arrays._fields.index("checks")]
     loop.reset(*changing, prepared.word_initial, prepared.cell_initial, costs, poison, seed)
     if not loop.run(*arrays, costs, float(prepared.tables.program.itemsize), max_events):
         raise LabError("the simulated run did not end", value=f"{max_events} events")
     return _result(prepared, chosen, seed, arrays)
 
 
-def _result(prepared: Plan, chosen: Preset, seed: int, s: loop.Arrays) -> TimedRun:
+def _result(prepared: Plan, chosen: Preset, seed: int, s: columns.Arrays) -> TimedRun:
     tables = prepared.tables
-    agents, first, reached = tables.program.agents, tables.agent_start, s.agent[:, loop.PC]
+    agents, first, reached = tables.program.agents, tables.agent_start, s.agent[:, columns.PC]
     checks = []
-    for row in s.checks[: s.count[loop.CHECKS]]:
-        rank, call, due = prepared.call_of[int(row[loop.C_PC])]
-        elements = int(row[loop.C_ELEMENTS])
-        share = float(row[loop.C_WRONG]) / max(elements, 1)
-        low, high = float(row[loop.C_LOW]), float(row[loop.C_HIGH])
+    for row in s.checks[: s.count[columns.CHECKS]]:
+        rank, call, due = prepared.call_of[int(row[columns.C_PC])]
+        elements = int(row[columns.C_ELEMENTS])
+        share = float(row[columns.C_WRONG]) / max(elements, 1)
+        low, high = float(row[columns.C_LOW]), float(row[columns.C_HIGH])
         checks.append(
-            Check(rank, call, row[loop.C_TIME] / 1e3, due, float(row[loop.C_MEAN]), share, elements, low, high)
+            Check(rank, call, row[columns.C_TIME] / 1e3, due, float(row[columns.C_MEAN]), share, elements, low, high)
         )
     timeouts = tuple(
         Timeout(agents[int(agent)], int(pc) - int(first[int(agent)]), time / 1e3)
-        for agent, pc, time in s.timeouts[: s.count[loop.TIMEOUTS]]
+        for agent, pc, time in s.timeouts[: s.count[columns.TIMEOUTS]]
     )
     loop.settle_all(s.word, s.queue)
-    never_launched = (s.ops[reached.clip(max=len(s.ops) - 1), loop.ROLE] == loop.LAUNCH) & (reached == first)
+    never_launched = (s.ops[reached.clip(max=len(s.ops) - 1), columns.ROLE] == columns.LAUNCH) & (reached == first)
     hung = tuple(
         (agents[a], int(reached[a] - first[a])) for a in np.nonzero((reached < tables.agent_end) & ~never_launched)[0]
     )
-    spans = int(s.count[loop.SPANS])
+    spans = int(s.count[columns.SPANS])
     span_agent = s.span_op[:spans, 0].copy()
     return TimedRun(
         tables=tables,
@@ -332,14 +332,14 @@ def _result(prepared: Plan, chosen: Preset, seed: int, s: loop.Arrays) -> TimedR
         seed=seed,
         checks=tuple(checks),
         timeouts=timeouts,
-        words=s.word[: len(tables.word_initial), loop.VALUE].copy(),
+        words=s.word[: len(tables.word_initial), columns.VALUE].copy(),
         hung=hung,
-        time_us=float(s.machine[loop.NOW]) / 1e3,
-        events=int(s.count[loop.EVENTS]),
-        inexact=int(s.count[loop.INEXACT]),
+        time_us=float(s.machine[columns.NOW]) / 1e3,
+        events=int(s.count[columns.EVENTS]),
+        inexact=int(s.count[columns.INEXACT]),
         span_agent=span_agent,
         span_op=s.span_op[:spans, 1] - first[span_agent],
         span_begin=s.span_time[:spans, 0].copy(),
         span_end=s.span_time[:spans, 1].copy(),
-        spans_lost=int(s.count[loop.SPANS_LOST]) if len(s.span_op) else 0,
+        spans_lost=int(s.count[columns.SPANS_LOST]) if len(s.span_op) else 0,
     )
