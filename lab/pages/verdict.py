@@ -166,11 +166,10 @@ def _other_notes(verdict: Verdict) -> list[str]:
 
 def _repair(repair: Repair) -> dict[str, Any]:
     """A repair with its diff, each line with the class that it is drawn in."""
-    kinds = {"+": "plus", "-": "minus"}
     lines = [line for line in repair.diff.splitlines() if not line.startswith(("+++", "---"))]
     return {
         "what": repair.what,
-        "lines": [(kinds.get(line[:1], ""), line) for line in lines],
+        "lines": [(page.kind_of_line(line), line) for line in lines],
         "judged": "; ".join(repair.judged_at),
     }
 
