@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lab.cli.errors import DEFECT, StoppedError, say
+from lab.cli.errors import DEFECT, StoppedError, UsageError, say
 from lab.cli.options import (
     Blocks,
     Bytes,
@@ -115,6 +115,8 @@ def command(
         scenario=scenario,
         settings=option or [],
     )
+    if listing and html is not None:
+        raise UsageError("--listing checks nothing, so there is no page to write", hint="leave out --listing or --html")
     if listing:
         typer.echo(_listing(found.program(config)))
         return

@@ -11,7 +11,7 @@ from lab.errors import LabError
 from lab.pages import page
 from lab.pages.listing import Mark, listings
 from lab.plots.lanes import arrange
-from lab.plots.scene import Scene, of_fault, of_hang, of_race, of_run
+from lab.plots.scene import Scene, of_fault, of_hang, of_race, of_run, of_timeouts
 from lab.plots.timeline import draw
 from lab.protocol.program import Program
 from lab.protocol.tables import compile_tables
@@ -74,9 +74,12 @@ def require_writable(path: Path) -> None:
     Raises:
         LabError: The folder is not there, or takes no file.
     """
+    new = not path.exists()
     try:
         with path.open("a", encoding="utf-8"):
             pass
+        if new:
+            path.unlink()
     except OSError as problem:
         raise LabError("the page cannot be written", value=str(path), hint=problem.strerror) from problem
 
@@ -207,12 +210,14 @@ def _findings(verdict: Verdict, protocol: Protocol, config: Config) -> Iterator[
     stuck = before_giving_up(execution)
     if verdict.abort or verdict.gave_up:
         gist = (*([f"Abort record: {verdict.abort}."] if verdict.abort else []), *verdict.gave_up)
+        moment = "The moment at which the first wait gives up, where nothing else can move"
+        early = "An execution in which a wait gives up although others could still move"
         yield Finding(
             "A",
             "A bounded wait gives up",
             gist,
-            None if stuck is None else of_hang(Explainer(stuck), ()),
-            f"The moment at which the first wait gives up, where nothing else can move: {_described(schedule.config)}",
+            of_timeouts(explainer) if stuck is None else of_hang(Explainer(stuck), ()),
+            f"{early if stuck is None else moment}: {_described(schedule.config)}",
             verdict.schedule,
             () if stuck is None else tuple(_stuck_marks(stuck)),
         )

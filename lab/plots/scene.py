@@ -26,7 +26,7 @@ _ASIDE = ("launch", "host", "kernel end")
 
 @dataclass(frozen=True)
 class Stuck:
-    """An agent that cannot go on, and what it stands at, in few words."""
+    """An agent that cannot go on or gave up, and what it stands at, in few words."""
 
     agent: Agent
     lines: tuple[str, ...]
@@ -42,7 +42,7 @@ class Scene:
         pair: Two steps that nothing orders; empty: none.
         chain: Steps that carried a wrong value, oldest first.
         remarks: (step, lines) said in red at the step.
-        stuck: Agents that cannot go on.
+        stuck: Agents that cannot go on, or gave up.
         outputs: What every compared output held.
         sentences: The same told.
     """
@@ -169,6 +169,17 @@ def of_hang(explainer: Explainer, sentences: tuple[str, ...]) -> Scene:
         outputs=tuple(outputs(execution)),
         sentences=tuple(_capital(text) for text in sentences),
     )
+
+
+def of_timeouts(explainer: Explainer) -> Scene:
+    """The scene of an execution in which bounded waits gave up although others could still move."""
+    tables, log = explainer.tables, explainer.execution.log
+    gave_up = []
+    for step in np.flatnonzero(log.op[: explainer.execution.steps] == -2)[:_MOST_STUCK].tolist():
+        row = int(log.row[step])
+        agent = tables.program.agents[int(tables.ops[row, t.AGENT])]
+        gave_up.append(Stuck(agent, (f"gave up: {tables.op(row).describe()}", "others could still move")))
+    return Scene(explainer, stuck=tuple(gave_up), outputs=tuple(outputs(explainer.execution)))
 
 
 def of_run(explainer: Explainer) -> Scene:

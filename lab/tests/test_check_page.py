@@ -10,6 +10,7 @@ from lab.pages.verdict import Mark, render, title_of
 from lab.plots.lanes import STUCK, arrange
 from lab.plots.scene import of_hang, of_run
 from lab.protocol.library import load
+from lab.protocol.published import ENTRIES
 from lab.protocol.tables import compile_tables
 from lab.sim.check import check
 from lab.sim.explain.wrong import Explainer
@@ -107,14 +108,14 @@ def rendered(mine, name, **settings):
         ("one_buffer", "wrong", 1, ["overwrites inbox", "no flag, barrier or fence orders the two", "lab replay"]),
         ("forgets_one", "wrong", 1, ["Wrong elements that no race explains", "No race shows here"]),
         ("waits_for_ever", "hang", 1, ["Nothing can move any more", "it holds", "stuck: wait ready"]),
-        ("gives_up", "abort", 1, ["A bounded wait gives up", "gave up and its agent returned"]),
+        ("gives_up", "abort", 2, ["A bounded wait gives up", "gave up and its agent returned"]),
         ("harmless", "race", 1, ["that is luck", "No schedule tried made a value wrong", "Missing: nothing makes"]),
     ],
 )
 def test_a_verdict_of_every_kind_has_its_page(mine, name, kind, pictures, words):
     verdict, text = rendered(mine, name)
     assert verdict.verdict == kind
-    assert text.count("<svg") == pictures == max(len(verdict.races), 1)
+    assert text.count("<svg") == pictures
     for word in words:
         assert word in text, word
     assert "mine &lt;1&gt;.py" in text and "<1>" not in text
@@ -187,3 +188,16 @@ def test_the_command_writes_the_page_beside_its_answer(mine, tmp_path, capsys):
     assert "What closes it" in out.read_text()
     assert main(["check", f"{mine}:one_buffer", "--html", str(tmp_path / "none" / "page.html")]) == 2
     assert "the page cannot be written" in capsys.readouterr().err
+    assert main(["check", f"{mine}:one_buffer", "--html", str(out), "--listing"]) == 2
+    assert "there is no page to write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
+def test_every_published_defect_has_a_page_with_its_pictures(entry):
+    protocol = load(entry.protocol)
+    verdict = check(
+        protocol, protocol.config(), executions=60, repair_seconds=0, deadline=20.0, early_timeout=entry.early_timeout
+    )
+    text = render(verdict, protocol, protocol.config())
+    assert text.count("<svg") >= max(len(verdict.races), 1)
+    assert "svg text" in text and "None" not in re.sub(r"<pre>.*?</pre>|<table.*?</table>", "", text, flags=re.DOTALL)
