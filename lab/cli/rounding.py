@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from lab.cli.errors import DEFECT, say
+from lab.cli.errors import DEFECT, StoppedError, say
 from lab.cli.output import emit_json
+from lab.cli.progress import telling
 from lab.errors import LabError
 
 app = typer.Typer(help="Rounding to bf16 and fp16: proof, and what a build really does.", no_args_is_help=True)
@@ -28,11 +29,20 @@ def prove(
     from lab.sim.rounding import proof
 
     start = time.perf_counter()
-    modes = proof.prove_modes(threads=threads)
-    nan_rules = proof.prove_nan_rules(threads=threads)
-    lost = {mode.value: proof.lost_nans(mode) for mode in proof.UNGUARDED_MODES}
-    stochastic = [proof.prove_stochastic(*case) for case in proof.stochastic_cases()]
-    caught = proof.catch_mutants(threads=threads) if mutants else []
+    modes, nan_rules, stochastic, caught, lost = [], [], [], [], {}
+    stopped = False
+    with telling() as tell:
+        try:
+            modes = proof.prove_modes(threads=threads, progress=lambda done: tell(f"all inputs: {done:.0%}"))
+            nan_rules = proof.prove_nan_rules(threads=threads)
+            lost = {mode.value: proof.lost_nans(mode) for mode in proof.UNGUARDED_MODES}
+            tell("stochastic modes")
+            for case in proof.stochastic_cases():
+                stochastic.append(proof.prove_stochastic(*case))
+            if mutants:
+                caught = proof.catch_mutants(threads=threads, progress=lambda done: tell(f"planted faults: {done:.0%}"))
+        except KeyboardInterrupt:
+            stopped = True
     seconds = time.perf_counter() - start
     failed = any(line.mismatches for line in (*modes, *nan_rules, *stochastic))
     blind = any(line.mismatches == 0 for line in caught)
@@ -44,7 +54,7 @@ def prove(
                 "nan_inputs_lost_without_guard": lost,
                 "stochastic": stochastic,
                 "mutants": caught,
-                "proved": not (failed or blind),
+                "proved": not (failed or blind or stopped),
                 "seconds": round(seconds, 2),
             }
         )
@@ -64,7 +74,10 @@ def prove(
             typer.echo("planted faults, which must differ")
         for line in caught:
             typer.echo(f"  {line.name:<36} {line.inputs:>13,} {line.mismatches:>12,}{_first(line)}")
-        typer.echo(f"{'NOT PROVED' if failed or blind else 'proved'}, {seconds:.1f} s on {threads} thread(s)")
+        answer = "NOT PROVED" if failed or blind else "stopped before the end" if stopped else "proved"
+        typer.echo(f"{answer}, {seconds:.1f} s on {threads} thread(s)")
+    if stopped:
+        raise StoppedError("what was finished until then is above")
     if failed or blind:
         raise typer.Exit(DEFECT)
 

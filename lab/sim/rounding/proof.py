@@ -10,10 +10,12 @@ writes is compared with the piece's.
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from itertools import count
+from threading import Event
 from typing import Protocol
 
 import numpy as np
@@ -41,6 +43,8 @@ FORMATS = {"bf16": BF16, "fp16": FP16, "fp16_portable": FP16}
 
 Convert = Callable[[np.ndarray, np.ndarray], None]
 """Rounds words (uint32[n]) into codes (uint16[n])."""
+
+Progress = Callable[[float], None]
 
 
 class Reference(Protocol):
@@ -248,6 +252,7 @@ def compare(
     *,
     spans: Iterable[tuple[int, int]] = ((0, ALL_INPUTS),),
     threads: int = 2,
+    progress: Progress = lambda done: None,
 ) -> list[Proof]:
     """Run conversions over fp32 words and compare every code.
 
@@ -255,12 +260,14 @@ def compare(
         cases: name, conversion and reference of each.
         spans: ranges of words [start, stop); the default is all of them.
         threads: threads that share the chunks; the conversions must release the interpreter lock to gain.
+        progress: called with the share of the work that is done, from any of the threads.
 
     Returns:
-        One Proof a case, in the order of the cases.
+        One Proof a case, in the order of the cases. Ctrl-C ends the threads within the work on one chunk of one case.
     """
     starts = [(start, min(start + CHUNK, stop)) for begin, stop in spans for start in range(begin, stop, CHUNK)]
     groups = [starts[index::threads] for index in range(threads)]
+    ended, finished = Event(), count()
 
     def work(group):
         words, codes = np.empty(CHUNK, np.uint32), np.empty(CHUNK, np.uint16)
@@ -270,17 +277,24 @@ def compare(
             size = stop - start
             _fill(start, words[:size])
             for index, (_name, convert, reference) in enumerate(cases):
+                if ended.is_set():
+                    return wrong, first, got, seconds
                 begin = time.perf_counter()
                 convert(words[:size], codes[:size])
-                count, where = reference.mismatches(start, codes[:size])
-                if count and first[index] < 0:
+                differ, where = reference.mismatches(start, codes[:size])
+                if differ and first[index] < 0:
                     first[index], got[index] = where, int(codes[where - start])
-                wrong[index] += count
+                wrong[index] += differ
+                progress((next(finished) + 1) / (len(starts) * len(cases)))
                 seconds[index] += time.perf_counter() - begin
         return wrong, first, got, seconds
 
     with ThreadPoolExecutor(threads) as pool:
-        parts = list(pool.map(work, groups))
+        try:
+            parts = [done.result() for done in as_completed([pool.submit(work, group) for group in groups])]
+        except BaseException:  # Ctrl-C, or one thread failed: the others need not go on
+            ended.set()
+            raise
     inputs = sum(stop - start for start, stop in starts)
     proofs = []
     for index, (name, _convert, reference) in enumerate(cases):
@@ -303,7 +317,12 @@ def loop_converter(fmt: str, mode: RoundMode, make_loop: Callable = loops.loop) 
     return convert
 
 
-def prove_modes(*, threads: int = 2, spans: Iterable[tuple[int, int]] = ((0, ALL_INPUTS),)) -> list[Proof]:
+def prove_modes(
+    *,
+    threads: int = 2,
+    spans: Iterable[tuple[int, int]] = ((0, ALL_INPUTS),),
+    progress: Progress = lambda done: None,
+) -> list[Proof]:
     """Prove every deterministic mode to both formats, and the modes found in kernels."""
     cases: list[tuple[str, Convert, Reference]] = []
     for name, fmt in FORMATS.items():
@@ -314,7 +333,7 @@ def prove_modes(*, threads: int = 2, spans: Iterable[tuple[int, int]] = ((0, ALL
     cases.append((f"bf16 {via.value}", loop_converter("bf16", via), pieces(BF16, via)))
     low = RoundMode.LowHalf
     cases.append((f"bf16 {low.value}", loop_converter("bf16", low), LowHalves()))
-    return compare(cases, threads=threads, spans=spans)
+    return compare(cases, threads=threads, spans=spans, progress=progress)
 
 
 def nan_spans() -> list[tuple[int, int]]:
@@ -417,11 +436,16 @@ def stochastic_cases() -> list[tuple[str, RoundMode, int]]:
 # ---- planted faults
 
 
-def catch_mutants(*, threads: int = 2, spans: Iterable[tuple[int, int]] = ((0, ALL_INPUTS),)) -> list[Proof]:
+def catch_mutants(
+    *,
+    threads: int = 2,
+    spans: Iterable[tuple[int, int]] = ((0, ALL_INPUTS),),
+    progress: Progress = lambda done: None,
+) -> list[Proof]:
     """Run the proof on loops with a planted fault. Each must have mismatches, or the proof is blind to it."""
     spans = list(spans)
     cases: list[tuple[str, Convert, Reference]] = [
         (mutant.name, loop_converter("", mutant.mode, mutant.make), pieces(FORMATS[mutant.fmt], mutant.mode))
         for mutant in mutants.MUTANTS
     ]
-    return compare(cases, threads=threads, spans=spans)
+    return compare(cases, threads=threads, spans=spans, progress=progress)

@@ -1,5 +1,7 @@
 """The proof over all 2^32 inputs, and that it is not blind."""
 
+import time
+
 import numpy as np
 import pytest
 from numba import njit
@@ -155,3 +157,42 @@ def test_hardware_and_portable_fp16_agree_on_widening():
 def test_nan_inputs_that_become_numbers_without_a_guard():
     assert proof.lost_nans(RoundMode.TowardZero) == 131_070  # OPUS code 2
     assert proof.lost_nans(RoundMode.TiesToEven) == 131_072
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_ctrl_c_ends_a_proof_at_once_and_keeps_what_was_finished(monkeypatch, capsys, json):
+    from lab.cli import main
+
+    def interrupted(*, threads, progress):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(proof, "catch_mutants", interrupted)
+    monkeypatch.setattr(proof, "prove_modes", lambda *, threads, progress: proof.prove_nan_rules(threads=threads))
+    monkeypatch.setattr(proof, "stochastic_cases", lambda: [])
+    assert main(["rounding", "prove", *(["--json"] if json else [])]) == 130
+    shown = capsys.readouterr()
+    assert "what was finished until then is above" in shown.err
+    assert ('"proved": false' if json else "stopped before the end") in shown.out and "NaN unguarded" in shown.out
+
+
+def test_threads_of_a_proof_end_soon_after_ctrl_c():
+    """The conversion is slow: without a look at the clock between cases it would run for a minute."""
+    looked = []
+
+    def slow(words, codes):
+        looked.append(time.perf_counter())
+        if len(looked) == 3:
+            raise KeyboardInterrupt
+        time.sleep(0.05)
+
+    cases = [(f"case {k}", slow, proof.LowHalves()) for k in range(40)]
+    begin = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        proof.compare(cases, spans=[(0, 20 * proof.CHUNK)], threads=2)
+    assert time.perf_counter() - begin < 5
+
+
+def test_progress_is_a_share_that_reaches_one():
+    seen = []
+    proof.prove_modes(spans=[(0x3F800000, 0x3F800000 + 4 * proof.CHUNK)], progress=seen.append)
+    assert max(seen) == 1 and min(seen) > 0
