@@ -25,7 +25,8 @@ import torch
 import torch.distributed as dist
 
 from lab.kernels import self_test
-from lab.kernels.communicator import AllReduce, _describe
+from lab.kernels.communicator import AllReduce
+from lab.kernels.device import describe
 from lab.kernels.rank import Rank, connect_in_process
 from lab.kernels.staging import MAX_BLOCKS, Layout
 from lab.kernels.strategy import Band, Plan, Room, launch_shape
@@ -39,7 +40,7 @@ LIMIT = 32 << 20
 def make_ranks(world, devices, kernels, small=4 << 20):
     """`small`: the largest message of one_shot and low_latency."""
     alone = len(set(devices[:world])) == world
-    vendor, architecture = _describe(torch.device("cuda", 0))
+    vendor, architecture = describe(torch.device("cuda", 0))
     layout = Layout(world, max_bytes=LIMIT, one_shot_bytes=small, packet_bytes=small)
     ranks = [
         Rank(vendor, architecture, devices[r], r, layout, timeout=10, grace=10, overlap=alone, kernels=kernels)
@@ -258,7 +259,7 @@ def in_processes(job, world, *arguments):
 def _small(rank, world, port):
     """A process per rank: what a sanitizer that lets one kernel of a process run at a time can follow."""
     device = _join(rank, world, port, "gloo")
-    vendor, architecture = _describe(device)
+    vendor, architecture = describe(device)
     layout = Layout(world, 1 << 14, 1 << 14, 1 << 14)
     alone = torch.cuda.device_count() >= world
     end = Rank(vendor, architecture, device.index, rank, layout, timeout=120, grace=60, overlap=alone)

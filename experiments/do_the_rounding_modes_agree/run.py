@@ -185,9 +185,9 @@ class OnGpu:
 def gpu():
     import torch
 
-    from lab.kernels.communicator import _describe
+    from lab.kernels.device import describe
 
-    return _describe(torch.device("cuda", 0))
+    return describe(torch.device("cuda", 0))
 
 
 # ---- the report

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm
 
-from lab.kernels.communicator import _describe
+from lab.kernels.device import describe
 from lab.kernels.rank import Rank, connect_in_process
 from lab.kernels.staging import MAX_BLOCKS, Layout
 from lab.kernels.strategy import Band, Plan, Room, default, launch_shape
@@ -192,7 +192,7 @@ def refcheck(end, plan, source, target):
 
 
 def measure(rank, world, arguments):
-    vendor, architecture = _describe(torch.device("cuda", rank))
+    vendor, architecture = describe(torch.device("cuda", rank))
     layout = Layout(world, LIMIT, LIMIT if world == 2 else 4 << 20, LIMIT if world == 2 else 4 << 20)
 
     def make_rank(timeout=20, **options):
@@ -244,7 +244,7 @@ def measure(rank, world, arguments):
 
 def measure_sharing(world, arguments):
     """`world` ranks on one GPU: contention for its multiprocessors and memory, and no link."""
-    vendor, architecture = _describe(torch.device("cuda", 0))
+    vendor, architecture = describe(torch.device("cuda", 0))
     layout = Layout(world, LIMIT, 1 << 20, 1 << 20)
     ranks = [Rank(vendor, architecture, 0, r, layout, timeout=20, grace=10) for r in range(world)]
     connect_in_process(ranks)

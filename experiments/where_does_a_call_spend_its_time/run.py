@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lab.kernels.communicator import _describe
+from lab.kernels.device import describe
 from lab.kernels.rank import TICKS_PER_SECOND, Rank, connect_in_process
 from lab.kernels.staging import MAX_BLOCKS, Layout
 from lab.kernels.stamps import trace_of
@@ -44,7 +44,7 @@ def main() -> None:
     machine = f"{gpus} x {torch.cuda.get_device_name()}"
     layout = Layout(world, LIMIT, LIMIT, LIMIT)
     devices = [torch.device("cuda", rank % gpus) for rank in range(world)]
-    vendor, architecture = _describe(devices[0])
+    vendor, architecture = describe(devices[0])
     ranks = [
         Rank(vendor, architecture, device.index, rank, layout, timeout=20, grace=10, trace_calls=CALLS)
         for rank, device in enumerate(devices)

@@ -1,22 +1,28 @@
 """A self-test that can see: what the seed's could not, it looks for.
 
 Random values (an index error shows), poisoned outputs (an unwritten or stale element shows), calls back to back
-without a host synchronisation (a slot overwritten too early shows), sizes, types, algorithms and grids mixed, one
-rank in turn held back (skew is forced and not waited for), and graph replay. Every rank runs every case, also after
-one has failed; the findings of all ranks are then put together.
+without a host synchronisation (a slot overwritten too early shows), sizes, types, algorithms and grids mixed, the
+largest message among them, one rank in turn held back (skew is forced and not waited for), and graph replay. What is
+due is rounded as the kernels round. Every rank runs every case, also after one has failed; the findings of all ranks
+are then put together.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from lab.errors import LabError
 from lab.kernels.rank import ITEMSIZE, Rank
+from lab.kernels.reference import BITS, all_reduce_bits
 from lab.kernels.strategy import Plan
 
 TORCH_TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 BIT_TYPES = {"fp32": torch.int32, "fp16": torch.int16, "bf16": torch.int16}
 POISON = 0x7B
+USUAL_BYTES = 1 << 20
+PERIOD = 65537  # values after which a drawn input repeats: a prime, so that no offset that a mistake makes hides in it
 
 
 @dataclass(frozen=True)
@@ -37,12 +43,24 @@ class Outcome:
     calls: int
 
 
-def sum_in_rank_order(inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The reference: fp32 sum in rank order, rounded once by torch (nearest even)."""
-    total = inputs[0].float()
-    for term in inputs[1:]:
-        total = total + term.float()
-    return total.to(inputs[0].dtype)
+def sum_in_rank_order(inputs: Sequence[torch.Tensor], rounding: str = "RNE", epoch: int = 0) -> torch.Tensor:
+    """The reference: the fp32 sum in rank order, rounded once as the kernels do.
+
+    Args:
+        inputs: per rank, on one device.
+        rounding: one of build.ROUNDINGS.
+        epoch: number of the call: with SR the bits depend on it.
+    """
+    if rounding == "RNE":
+        total = inputs[0].float()
+        for term in inputs[1:]:
+            total = total + term.float()
+        return total.to(inputs[0].dtype)
+    dtype = next(name for name, kind in TORCH_TYPES.items() if kind == inputs[0].dtype)
+    held = [term.cpu().contiguous().view(BIT_TYPES[dtype]).numpy().view(BITS[dtype]).reshape(-1) for term in inputs]
+    bits = all_reduce_bits(held, dtype, rounding, epoch=epoch)
+    signed = torch.from_numpy(bits.view(np.int32 if dtype == "fp32" else np.int16))
+    return signed.view(inputs[0].dtype).view(inputs[0].shape).to(inputs[0].device)
 
 
 def draw_inputs(cases: Sequence[Case], world: int, seed: int) -> list[list[torch.Tensor]]:
@@ -52,16 +70,19 @@ def draw_inputs(cases: Sequence[Case], world: int, seed: int) -> list[list[torch
         drawn.append([])
         for peer in range(world):
             generator = torch.Generator().manual_seed(seed * 1_000_003 + number * 1009 + peer)
-            values = torch.randn(case.count, generator=generator)
-            drawn[-1].append(values.to(TORCH_TYPES[case.dtype]))
+            values = torch.randn(min(case.count, PERIOD), generator=generator).to(TORCH_TYPES[case.dtype])
+            drawn[-1].append(values.repeat(-(-case.count // PERIOD))[: case.count])
     return drawn
 
 
 class LocalTensors:
     """A rank's inputs, outputs and expected outputs for a list of cases, and a stream to run them on."""
 
-    def __init__(self, rank: Rank, cases: Sequence[Case], inputs: Sequence[Sequence[torch.Tensor]]):
+    def __init__(
+        self, rank: Rank, cases: Sequence[Case], inputs: Sequence[Sequence[torch.Tensor]], rounding: str = "RNE"
+    ):
         self.rank = rank
+        self.rounding, self._every = rounding, inputs
         self.device = torch.device("cuda", rank.device)
         self.stream = torch.cuda.Stream(self.device)
         self.cases = cases
@@ -73,9 +94,18 @@ class LocalTensors:
             self.inputs.append(held[case.skip :])
             self.buffers.append(buffer)
             self.outputs.append(buffer[case.skip :])
-            on_device = [term.to(self.device) for term in every]
-            self.expected.append(sum_in_rank_order(on_device).view(BIT_TYPES[case.dtype]))
+            self.expected.append(self._due(case, every, epoch=0))
         self.wrong = torch.zeros(len(cases), dtype=torch.int64, device=self.device)
+
+    def _due(self, case: Case, every: Sequence[torch.Tensor], epoch: int) -> torch.Tensor:
+        held = [term.to(self.device) for term in every] if self.rounding == "RNE" else every
+        return sum_in_rank_order(held, self.rounding, epoch).to(self.device).view(BIT_TYPES[case.dtype])
+
+    def expect_calls_from(self, epoch: int) -> None:
+        """Say that the cases are calls epoch, epoch + 1, ...: with SR what is due depends on it."""
+        if self.rounding == "SR":
+            numbered = enumerate(zip(self.cases, self._every, strict=True))
+            self.expected = [self._due(case, every, epoch + number) for number, (case, every) in numbered]
 
     def poison(self) -> None:
         """Fill the outputs with bytes that no call gives."""
@@ -105,19 +135,21 @@ def run(
     replays: int = 20,
     seed: int = 1,
     whole: bool = False,
-    barrier: Callable[[], None] = lambda: None,
+    rounding: str = "RNE",
+    barrier: Callable[[], object] = lambda: None,
 ) -> Outcome:
     """Run the test on the ranks of this process.
 
     Args:
         ranks: this process's ranks: one, or all of them when they live in one process.
         plans: message size in bytes to the launches to try for it; the same on every rank.
-        max_bytes: largest message.
+        max_bytes: largest message; sizes are drawn up to 1 MiB of it, and it comes itself once a round.
         rounds: lists of calls, each with one more rank held back.
         calls: calls of a round, queued back to back.
         replays: replays of a graph that holds one round's calls.
         seed: of sizes and values; the same on every rank.
         whole: only aligned messages whose parts are whole vectors, as the seed's kernel needs.
+        rounding: of the kernels, one of build.ROUNDINGS.
         barrier: waits for the other processes' hosts; nothing to wait for when all ranks are here.
 
     Raises:
@@ -130,11 +162,14 @@ def run(
         with torch.cuda.device(rank.device):
             torch.cuda._sleep(1)
     for round_ in range(rounds):
-        cases = draw_cases(seed + round_, world, plans, max_bytes, calls, whole)
+        cases = draw_cases(seed + round_, world, plans, min(max_bytes, USUAL_BYTES), calls, whole)
+        if max_bytes > USUAL_BYTES:
+            cases.insert(calls // 2, largest_case(seed + round_, plans, max_bytes))
         inputs = draw_inputs(cases, world, seed + round_)
-        locals_ = [LocalTensors(rank, cases, inputs) for rank in ranks]
+        locals_ = [LocalTensors(rank, cases, inputs, rounding) for rank in ranks]
         slow = round_ % (world + 1)  # world: nobody is held back
         for local in locals_:
+            local.expect_calls_from(local.rank.epoch() + 1)
             local.poison()
             torch.cuda.synchronize(local.device)
         barrier()
@@ -186,6 +221,16 @@ def draw_cases(
     return cases
 
 
+def largest_case(seed: int, plans: Callable[[int], Sequence[Plan]], max_bytes: int) -> Case:
+    """A case of `max_bytes`, to the last element; type and launch change with the seed."""
+    dtype = ("fp32", "fp16", "bf16")[seed % 3]
+    count = max_bytes // ITEMSIZE[dtype]
+    choices = plans(count * ITEMSIZE[dtype])
+    if not choices:
+        raise LabError("no launch carries the largest message", value=max_bytes, hint="lower max_bytes")
+    return Case(choices[seed // 3 % len(choices)], dtype, count, 0)
+
+
 def _judge(locals_: Sequence[LocalTensors], failures: dict[str, int], what: str) -> None:
     for local in locals_:
         torch.cuda.synchronize(local.device)
@@ -210,6 +255,8 @@ def _replay(locals_: Sequence[LocalTensors], replays: int, failures: dict[str, i
             graphs.append(graph)
     for start in range(0, replays, 5):
         for local in locals_:
+            ahead = min(5, replays - start) - 1  # what is compared is what the last one gives
+            local.expect_calls_from(local.rank.epoch() + 1 + ahead * len(local.cases))
             local.poison()
             torch.cuda.synchronize(local.device)
         for _ in range(min(5, replays - start)):

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.gpu
 
 
 def make(world: int, **options) -> list[Rank]:
-    from lab.kernels.communicator import _describe
+    from lab.kernels.device import describe
 
-    vendor, architecture = _describe(torch.device("cuda", 0))
+    vendor, architecture = describe(torch.device("cuda", 0))
     layout = Layout(world, 1 << 20, 1 << 20, 1 << 20)
     ranks = [Rank(vendor, architecture, 0, rank, layout, **options) for rank in range(world)]
     connect_in_process(ranks)
