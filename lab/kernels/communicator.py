@@ -226,9 +226,7 @@ class AllReduce:
             early_blocks=MAX_BLOCKS if self._wish.alone else 0, rounding=self.rounding, cache=self._cache,
         )  # fmt: skip
         self._gpu = places[self.rank].gpu
-        here = Gpu(
-            self._device.vendor, self._device.multiprocessors(), self._rank.blocks_per_multiprocessor(), sharing
-        )
+        here = Gpu(self._device.vendor, self._device.multiprocessors(), self._rank.blocks_per_multiprocessor(), sharing)
         return self._rank.share(), offer(here, self._wish, registry.claimed(self._gpu))
 
     def _take_room(self, offers: Sequence[int]) -> None:
@@ -447,7 +445,9 @@ class AllReduce:
             return Obstacle("disabled", self.disabled)
         found = obstacle(tensor, self.device)
         if found is None and part.numel() * part.element_size() * self.world > self.max_bytes:
-            return Obstacle("size", f"{self.world} parts are more than the {self.max_bytes} bytes that the kernels take")
+            return Obstacle(
+                "size", f"{self.world} parts are more than the {self.max_bytes} bytes that the kernels take"
+            )
         return found
 
     def _in_cuts(self, kernel: str, part: "torch.Tensor", whole: "torch.Tensor", scatter: bool) -> None:

@@ -26,5 +26,5 @@ def objection(links: Sequence[Mapping[int, str]], any_links: bool) -> str | None
                     f"rank {rank} cannot see the GPU of rank {peer}, so what joins them is not known; "
                     "make all GPUs visible to every process, or pass any_links=True"
                 )
-            return f"ranks {rank} and {peer} are joined by {link}, and there are more than two; any_links=True takes them"
+            return f"{link} joins ranks {rank} and {peer}, and there are more than two; any_links=True takes them"
     return None

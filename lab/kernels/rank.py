@@ -257,7 +257,8 @@ class Rank:
             trace = self._device_stamps + self._launches % len(self._stamps) * self._stamps[0].nbytes
             self._launches += 1
         self._launcher.launch(
-            what.kernel, what.blocks, what.threads, source, target, what.count, stream, self.overlap, what.at_once, trace
+            *(what.kernel, what.blocks, what.threads, source, target, what.count),
+            *(stream, self.overlap, what.at_once, trace),
         )
 
     def launch(self, plan: Plan, dtype: str, source: int, target: int, count: int, stream: int) -> None:

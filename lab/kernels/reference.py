@@ -67,7 +67,7 @@ def _to_fp16(magnitude: np.ndarray, negative: np.ndarray, rounding: str, random:
 
 
 def _shift(magnitude: np.ndarray, drop: np.ndarray, negative: np.ndarray, rounding: str, random: np.ndarray):
-    """magnitude / 2^drop to an integer; 1 <= drop <= 31."""
+    """Magnitude / 2^drop to an integer; 1 <= drop <= 31."""
     kept = magnitude >> drop
     rest = (magnitude - (kept << drop)).astype(np.uint64)
     whole = np.uint64(1) << drop.astype(np.uint64)

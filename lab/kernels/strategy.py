@@ -109,7 +109,9 @@ class Strategy:
             return [nbytes]
         step = min(-(-nbytes // (count * PIECE)) * PIECE, largest // PIECE * PIECE)
         if step == 0:
-            raise LabError("the workspace is too small to cut a message up", value=largest, hint=f"{PIECE} bytes or more")
+            raise LabError(
+                "the workspace is too small to cut a message up", value=largest, hint=f"{PIECE} bytes or more"
+            )
         whole = nbytes // step
         return [step] * whole + [nbytes - step * whole] * (nbytes > step * whole)
 
@@ -161,7 +163,9 @@ def layout_for(strategy: Strategy, world: int, workspace: int, max_bytes: int) -
     low, high = SMALLEST // PIECE, -(-max(most.values()) // PIECE)
     if limited(low * PIECE).total_bytes > workspace:
         raise LabError(
-            "the workspace is too small", value=workspace, hint=f"{limited(low * PIECE).total_bytes} bytes are the least"
+            "the workspace is too small",
+            value=workspace,
+            hint=f"{limited(low * PIECE).total_bytes} bytes are the least",
         )
     while low < high:  # the largest cap that fits
         middle = (low + high + 1) // 2

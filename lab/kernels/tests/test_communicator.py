@@ -83,7 +83,7 @@ def _refuses(reducer, tensor):
         with pytest.raises(LabError, match=said):
             reducer.all_reduce(tensor, out=wrong)
     for mine, out in ((long[:8], long[4:12]), (long[4:12], long[:8]), (long[:8], long[:16:2])):
-        with pytest.raises(LabError, match="overlaps the tensor in part|shape and strides"):
+        with pytest.raises(LabError, match=r"overlaps the tensor in part|shape and strides"):
             reducer.all_reduce(mine, out=out)
     with pytest.raises(LabError, match="share memory with each other"):
         spread = torch.ones(1, 3).expand(2, 3)
@@ -123,7 +123,9 @@ def _parts(reducer, rank):
         assert gathered.is_contiguous() and torch.equal(gathered, every)
         for op, made in (("reduce_scatter", got), ("all_gather", gathered)) if dim == 1 else ():
             ours = getattr(torch.ops.lab, op)
-            compiled = torch.compile(lambda x, f=ours, d=dim: f(x, reducer.name, d), fullgraph=True, backend="aot_eager")
+            compiled = torch.compile(
+                lambda x, f=ours, d=dim: f(x, reducer.name, d), fullgraph=True, backend="aot_eager"
+            )
             assert torch.equal(compiled(base * (rank + 1)), made)
     with pytest.raises(LabError, match="cannot be divided among 2"):
         reducer.reduce_scatter(torch.ones(3, 2))

@@ -140,14 +140,14 @@ def _communicate(rank, device, group):
         stream = torch.cuda.Stream()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
-            captured = torch.ops.lab.all_reduce(static, reducer.id)
+            captured = torch.ops.lab.all_reduce(static, reducer.name)
         for _ in range(50):
             captured.zero_()
             graph.replay()
         assert torch.equal(captured, self_test.sum_in_rank_order(both))
 
         compiled = torch.compile(
-            lambda x: torch.ops.lab.all_reduce(x * 2, reducer.id) + 1, fullgraph=True, backend="aot_eager"
+            lambda x: torch.ops.lab.all_reduce(x * 2, reducer.name) + 1, fullgraph=True, backend="aot_eager"
         )
         want = self_test.sum_in_rank_order([x * 2 for x in both]) + 1
         assert torch.equal(compiled(both[rank]), want)

@@ -188,7 +188,7 @@ def _peer_dies(rank, group, folder, dying):
     assert time.monotonic() - start < 10, "nobody waits for the dead"
     assert lent(library) == [0, 0, 0, 0]
     module.SET_UP_PATIENCE = 1  # a new communicator has not met anybody yet
-    with pytest.raises(PeerGoneError, match="does not come|store is gone"):
+    with pytest.raises(PeerGoneError, match=r"does not come|store is gone"):
         AllReduce(group, CPU, test=False)
     assert lent(library) == [0, 0, 0, 0]
     os._exit(0)
