@@ -15,7 +15,8 @@ kernels of other libraries.
 * `alone` promises that nothing else on the GPU waits for a peer. Then the blocks may fill it, and a successor may be
   placed at once: it comes behind all blocks of the only launch that waits.
 
-So no set of early launches, of any number of communicators, takes room that a peer needs. Not covered: kernels of other
+So no set of early launches, of any number of communicators, takes room that a peer needs; docs/residency.md has the
+proof, which asks for less, and the commands that play it. Not covered: kernels of other
 libraries that wait for peers on more than `spare` multiprocessors, or whose blocks do not fit on an empty one, and
 processes outside the group that share its GPUs.
 """

@@ -225,3 +225,111 @@ def _share_the_middle(rank, device, group):
 
 def test_a_tensor_in_the_middle_of_an_allocation_is_shared_right():
     spawn(_share_the_middle)
+
+
+def _side_by_side(rank, device, group):
+    """Two communicators, their streams in another order on each rank, and NCCL ahead on one and beside on the other."""
+    import torch.distributed as dist
+
+    from lab.kernels.communicator import AllReduce
+
+    nccl = dist.new_group(backend="nccl") if torch.cuda.device_count() > 1 else None
+    pair = [AllReduce(group, device, timeout=5, grace=15) for _ in range(2)]
+    assert all(one.disabled is None for one in pair), [one.disabled for one in pair]
+    streams = [torch.cuda.Stream() for _ in pair]
+    for nbytes in (128 << 10, 2 << 20, 16 << 20):
+        tensors = [torch.full((nbytes // 2,), 1.0 + k, device=device, dtype=torch.bfloat16) for k in range(2)]
+        torch.cuda.synchronize()
+        dist.barrier(group=group)
+        for k in (0, 1) if rank == 0 else (1, 0):
+            with torch.cuda.stream(streams[k]):
+                if rank and k == 0:
+                    torch.cuda._sleep(4_000_000)
+                for _ in range(4):
+                    out = pair[k].all_reduce(tensors[k])
+                tensors[k] = out
+        torch.cuda.synchronize()
+        assert all((tensors[k] == 2.0 * (1 + k)).all() for k in range(2))
+        if nccl is not None:
+            theirs = torch.ones(1 << 22, device=device)
+            with torch.cuda.stream(streams[0] if rank == 0 else streams[1]):
+                dist.all_reduce(theirs, group=nccl)
+            with torch.cuda.stream(streams[0]):
+                for _ in range(4):
+                    got = pair[0].all_reduce(torch.ones_like(tensors[0]))
+            torch.cuda.synchronize()
+            assert (theirs == 2).all() and (got == 2).all()
+    for one in pair:
+        assert one.check() == ()
+        one.close()
+
+
+def test_communicators_and_nccl_side_by_side():
+    spawn(_side_by_side)
+
+
+def _streams_and_captures(rank, device, group):
+    """Eager on A, a forked capture between, eager on B; then replays."""
+    from lab.kernels.communicator import AllReduce
+
+    with AllReduce(group, device) as reducer:
+        a, b, c, d = (torch.cuda.Stream() for _ in range(4))
+        x, z = (torch.full((1 << 16,), value, device=device) for value in (1.0, 1000.0))
+        torch.cuda.synchronize()
+        with torch.cuda.stream(a):
+            if rank == 0:
+                torch.cuda._sleep(3_000_000)
+            first = reducer.all_reduce(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(c):
+            graph.capture_begin(capture_error_mode="thread_local")
+            on_c = reducer.all_reduce(x)
+            d.wait_stream(c)
+            with torch.cuda.stream(d):
+                on_d = reducer.all_reduce(z)
+            back = reducer.all_reduce(x)
+            c.wait_stream(d)
+            graph.capture_end()
+        with torch.cuda.stream(b):
+            second = reducer.all_reduce(z)
+        torch.cuda.synchronize()
+        assert (first == 2).all() and (second == 2000).all()
+        for _ in range(50):
+            graph.replay()
+        torch.cuda.synchronize()
+        assert (on_c == 2).all() and (on_d == 2000).all() and (back == 2).all()
+        assert reducer.check() == ()
+
+
+def test_eager_calls_and_forked_captures_follow_each_other():
+    spawn(_streams_and_captures)
+
+
+def _parts_and_pieces(rank, device, group):
+    """reduce_scatter and all_gather along every dimension, messages in several launches, every rounding's self-test."""
+    from lab.kernels.communicator import AllReduce
+
+    with AllReduce(group, device, workspace=8 << 20) as reducer:
+        assert reducer.disabled is None, reducer.disabled
+        for dtype in (torch.float32, torch.bfloat16):
+            both = [_values(r, (6, 1000, 4), dtype, device) for r in range(2)]
+            total = self_test.sum_in_rank_order(both)
+            for dim in range(3):
+                assert torch.equal(reducer.reduce_scatter(both[rank], dim), total.chunk(2, dim)[rank])
+                assert torch.equal(reducer.all_gather(both[rank], dim), torch.cat(both, dim))
+            large = [_values(r, (9_000_001,), dtype, device) for r in range(2)]
+            assert torch.equal(reducer.all_reduce(large[rank]), self_test.sum_in_rank_order(large))
+            longer = [_values(r, (2, 3_000_001), dtype, device) for r in range(2)]
+            part = self_test.sum_in_rank_order(longer)[rank : rank + 1]
+            assert torch.equal(reducer.reduce_scatter(longer[rank]), part)
+            assert torch.equal(reducer.all_gather(longer[rank]), torch.cat(longer))
+        assert reducer.check() == ()
+    for rounding in ("RTZ", "SR"):
+        with AllReduce(group, device, rounding=rounding, max_bytes=4 << 20) as reducer:
+            assert reducer.disabled is None, reducer.disabled
+    with AllReduce(group, device, alone=torch.cuda.device_count() > 1) as reducer:
+        assert reducer.disabled is None, reducer.disabled
+
+
+def test_parts_pieces_and_roundings():
+    spawn(_parts_and_pieces)
