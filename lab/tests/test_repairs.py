@@ -12,7 +12,10 @@ def test_the_report_and_its_json(capsys):
     assert cli.main(["check", "iris_462", "--executions", "50"]) == 1
     shown = capsys.readouterr().out
     assert "one change of the text closes it; each was applied and checked anew:" in shown
-    assert "system scope instead of device at iris_462.py:27" in shown and "proved right at world 2" in shown
+    assert (
+        "system scope instead of device at iris_462.py:27" in shown
+        and "proved right under sc, posted and weak at world 2" in shown
+    )
     assert cli.main(["check", "iris_462", "--executions", "50", "--json"]) == 1
     repairs = json.loads(capsys.readouterr().out)["repairs"]
     assert repairs[0]["parts"] == 1 and repairs[0]["closes"] == [1] and "system scope" in repairs[0]["what"]

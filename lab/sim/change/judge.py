@@ -72,6 +72,7 @@ class Judgement:
         covered: The same in words, with the counts.
         races: The races found, one of each kind.
         orders: Whether what it rests on sees memory orders: a search of `sc` and `posted` alone does not.
+        models: The memory models under which it is proved right; under the others it was explored.
     """
 
     verdict: str
@@ -79,6 +80,7 @@ class Judgement:
     covered: str
     races: tuple[Race, ...] = ()
     orders: bool = True
+    models: tuple[str, ...] = ()
 
     @property
     def caught(self) -> bool:
@@ -121,10 +123,10 @@ def judge_report(report: RaceReport, limits: Limits = DEFAULT_LIMITS) -> Judgeme
     covered = "one execution stands for every schedule"
     if holds_under_every_model(report.execution):
         covered += ", and for every memory model that keeps release and acquire"
-        return Judgement("ok", Basis.ONE_EXECUTION, covered)
+        return Judgement("ok", Basis.ONE_EXECUTION, covered, models=m.MEMORY_MODELS)
     weaker = tuple(name for name in limits.models if name != "sc")
     covered += f" under sc; {_count(limits, weaker)} found nothing"
-    return _explored(tables, limits, weaker) or Judgement("ok", Basis.ONE_EXECUTION, covered)
+    return _explored(tables, limits, weaker) or Judgement("ok", Basis.ONE_EXECUTION, covered, models=("sc",))
 
 
 def _bounded(tables: Tables) -> bool:
@@ -194,4 +196,4 @@ def _searched(tables: Tables, limits: Limits) -> Judgement:
         covered.append(found.covered if found.complete else f"{found.covered} ({found.stopped})")
     covered.append(f"races of {RACE_CHECKED + 1} executions, and {_count(limits, limits.models)}")
     basis = Basis.EVERY_SCHEDULE if complete.issuperset(INTERLEAVED) else Basis.EXPLORATION
-    return Judgement("ok", basis, "; ".join(covered), orders="weak" in complete)
+    return Judgement("ok", basis, "; ".join(covered), orders="weak" in complete, models=tuple(sorted(complete)))

@@ -469,6 +469,9 @@ class _Search:
                 hunks=patch.hunks,
                 diff=patch.diff(),
                 texts=patch.digests,
+                models=tuple(
+                    name for name in m.MEMORY_MODELS if all(name in seen.judgement.models for _, seen in judged)
+                ),
                 judged_at=tuple(said(self.trials[at].config) for at, _ in sorted(judged)),
                 covered=weakest.covered,
             )

@@ -194,10 +194,12 @@ class Trials:
             large, less = sizes
             plain = replace(small, blocks=blocks, bytes=(large,), calls=max(small.calls, 3))
             yield plain, f"{blocks} block{'s' if blocks > 1 else ''} with work each"
-            yield replace(plain, bytes=(large, less), calls=calls), "sizes that change from call to call"
+            changing = "sizes that change from call to call"
+            yield replace(plain, bytes=(large, less), calls=calls), changing
+            yield replace(plain, bytes=(large, less, large * 3 // 4), calls=min(calls, 5)), changing
             if blocks == 2:
                 mixed = (large, less, less)
-                yield replace(plain, bytes=mixed, calls=min(calls, 5)), "sizes that change from call to call"
+                yield replace(plain, bytes=mixed, calls=min(calls, 5)), changing
                 if small.world < 8:
                     together = replace(plain, bytes=mixed, calls=min(calls, 5), world=small.world + 1)
                     yield together, "all of that together"

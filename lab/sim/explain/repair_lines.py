@@ -25,10 +25,10 @@ def all_repair_lines(verdict: Verdict) -> Iterator[str]:
         changes = "change of the text closes" if parts == 1 else f"{parts} changes of the text, together, close"
         everything = "all of it" if len(verdict.races) > 1 else "it"
         yield f"\n{'one ' if parts == 1 else ''}{changes} {everything}; each was applied and checked anew:"
-        for judged_at, alike in groupby(same, key=lambda pair: pair[1].judged_at):
+        for (judged_at, models), alike in groupby(same, key=lambda pair: (pair[1].judged_at, pair[1].models)):
             for number, repair in alike:
                 yield from repair_lines(number, repair)
-            yield f"  proved right at {'; '.join(judged_at)}"
+            yield f"  proved right {_under(models)} at {'; '.join(judged_at)}"
     if len(verdict.repairs) > _REPAIRS_SHOWN:
         yield f"  and {len(verdict.repairs) - _REPAIRS_SHOWN} more (--json)"
     if verdict.repairs:
@@ -37,6 +37,13 @@ def all_repair_lines(verdict: Verdict) -> Iterator[str]:
         yield "\nno change of the text that was tried closes all of it"
     yield from _advice(verdict.advice)
     yield f"\n{verdict.repairs_tried}"
+
+
+def _under(models: tuple[str, ...]) -> str:
+    """Memory models in words; those that are not named were explored."""
+    if len(models) > 2:
+        return f"under {', '.join(models[:-1])} and {models[-1]}"
+    return f"under {' and '.join(models)} (explored under the others)"
 
 
 def _advice(advice: tuple[Advice, ...]) -> Iterator[str]:

@@ -136,6 +136,7 @@ class Repair:
         diff: The same as a unified diff.
         texts: (file, SHA-256 of its text) of the files as they were when it was judged.
         judged_at: The configurations at which it was judged, and proved right.
+        models: The memory models under which it was; under the others it was explored.
         covered: What that rests on.
     """
 
@@ -148,6 +149,7 @@ class Repair:
     diff: str
     texts: tuple[tuple[str, str], ...]
     judged_at: tuple[str, ...]
+    models: tuple[str, ...]
     covered: str
 
 

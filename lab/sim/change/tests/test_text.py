@@ -30,7 +30,7 @@ def line_with(source: Source, what: str) -> int:
 
 def repair_of(texts: Texts) -> Repair:
     patch = Patch.of(texts)
-    return Repair("order", 0, 1, (1,), "", patch.hunks, patch.diff(), patch.digests, (), "")
+    return Repair("order", 0, 1, (1,), "", patch.hunks, patch.diff(), patch.digests, (), (), "")
 
 
 def with_line(texts: Texts, at: str, new: str) -> Texts:
