@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from lab.protocol.errors import ProtocolError
-from lab.protocol.expr import Expr, enumerate_index
-from lab.protocol.program import Expect, Fill, Mapping, Move, Op, Program, Region, Span, WaitStamp
+from lab.protocol.expr import MASK, Const, Expr, enumerate_index
+from lab.protocol.program import CONSTANT, Expect, Fill, Mapping, Move, Op, Program, Region, Span, WaitStamp
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
@@ -25,9 +25,14 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def leaf(source: tuple[int, int] | None, elements: np.ndarray, constant: bool, region: int = 0) -> np.ndarray:
-    """Fingerprints (uint64) of the input elements of (rank, version), or of poison in `region` where source is None."""
-    kind = 1 if source is not None else 2
-    key = (source[0] << 40 | source[1] << 8 | kind) if source is not None else (region << 8 | kind)
+    """Fingerprints (uint64) of the input elements of (rank, version), or of poison in `region` where source is None.
+
+    `(CONSTANT, value)` are elements that all have a value, wherever they are.
+    """
+    if source is not None and source[0] == CONSTANT:
+        constant, key = True, (source[1] & MASK) << 8 | 3
+    else:
+        key = (source[0] << 40 | source[1] << 8 | 1) if source is not None else (region << 8 | 2)
     place = np.zeros(len(elements), np.uint64) if constant else elements.astype(np.uint64)
     return _mix(_mix(np.full(len(elements), key, np.uint64)) ^ place)
 
@@ -53,6 +58,18 @@ def variants(op: Op, *exprs: Expr) -> tuple[Expr, list[list[int]]]:
         return enumerate_index(*exprs)
     except ValueError as problem:
         raise ProtocolError(str(problem), site=op.site) from None
+
+
+def count_of(op: Op) -> Expr:
+    """How many elements of its spans a payload operation handles."""
+    found = spans_of(op)
+    assert found is not None
+    count = getattr(op, "count", None)
+    return Const(found[0][0].length) if count is None else count
+
+
+MAXIMUM = np.uint64(0x6A09E667F3BCC909)
+"""Added once for each two values of which the maximum is taken: it adds up alike however they are grouped."""
 
 
 class Cells:
@@ -82,6 +99,16 @@ class Cells:
                 )
         return starts
 
+    def _counts(self, spans: tuple[Span, ...], op: Op) -> list[int]:
+        """How many elements an operation may handle."""
+        _, (counts,) = variants(op, count_of(op))
+        for count in counts:
+            if count > spans[0].length:
+                raise ProtocolError(
+                    f"{spans[0].label} has {spans[0].length} elements", value=f"count {count}", site=op.site
+                )
+        return sorted(set(counts))
+
     def _cut(self) -> None:
         """Find the cells: boundaries of all chunks, carried through all copies to a fixed point."""
         program = self.program
@@ -99,18 +126,18 @@ class Cells:
                     continue
                 spans, mapping = found
                 starts = [self._starts(span, op) for span in spans]
-                for span, first in zip(spans, starts, strict=True):
-                    for start in first:
-                        whole = mapping.vectored(span.length)
-                        chunks[span.region.id, start, span.length, whole, mapping.threads, mapping.vector] = None
-                for other, second in zip(spans[1:], starts[1:], strict=True):
-                    for a in starts[0]:
-                        for b in second:
-                            links[spans[0].region.id, a, other.region.id, b, spans[0].length] = None
-                version = op.source if isinstance(op, Fill) else op.due[0] if isinstance(op, Expect) else None
-                if version is not None and isinstance(op, (Fill, Expect)) and not op.constant:
-                    element = op.first if isinstance(op, Expect) else 0
-                    links[spans[0].region.id, starts[0][0], ("version", version[1]), element, spans[0].length] = None
+                for length in self._counts(spans, op):
+                    whole = mapping.vectored(length)
+                    for span, first in zip(spans, starts, strict=True):
+                        for start in first:
+                            chunks[span.region.id, start, length, whole, mapping.threads, mapping.vector] = None
+                    for other, second in zip(spans[1:], starts[1:], strict=True):
+                        for a in starts[0]:
+                            for b in second:
+                                links[spans[0].region.id, a, other.region.id, b, length] = None
+                element = op.first if isinstance(op, Expect) else 0
+                for version in _versions(op):
+                    links[spans[0].region.id, starts[0][0], ("version", version), element, spans[0].length] = None
         cuts: dict[object, list[np.ndarray]] = {key: [value] for key, value in bounds.items()}
         for region_id, start, length, whole, threads, vector in chunks:
             cuts[region_id].append(_chunk_bounds(start, length, whole, threads, vector))
@@ -144,15 +171,15 @@ class Cells:
             "cell_base": self.cell_base,
         }
 
-    def share(self, span: Span, start: int, mapping: Mapping) -> tuple[int, np.ndarray]:
-        """One agent's share of a span: where it is in `items` and `iterations`, and the cells."""
-        key = (span.region.id, start, span.length, mapping)
+    def share(self, span: Span, start: int, length: int, mapping: Mapping) -> tuple[int, np.ndarray]:
+        """One agent's share of `length` elements of a span: where it is in `items` and `iterations`, and the cells."""
+        key = (span.region.id, start, length, mapping)
         if key not in self._shares:
-            self._shares[key] = self._new_share(span, start, mapping)
+            self._shares[key] = self._new_share(span, start, length, mapping)
         return self._shares[key]
 
-    def _new_share(self, span: Span, start: int, mapping: Mapping) -> tuple[int, np.ndarray]:
-        chunks = _chunk_table(mapping, span.length)
+    def _new_share(self, span: Span, start: int, length: int, mapping: Mapping) -> tuple[int, np.ndarray]:
+        chunks = _chunk_table(mapping, length)
         bounds = self.bounds[span.region.id]
         first = np.searchsorted(bounds, chunks[:, 1] + start)
         counts = np.searchsorted(bounds, chunks[:, 2] + start) - first
@@ -163,6 +190,14 @@ class Cells:
         self.iterations.append(np.repeat(chunks[:, 0], counts).astype(np.int32))
         self._items += len(cells)
         return found
+
+
+def _versions(op: Op) -> list[int]:
+    """The versions of inputs that an operation writes or expects element by element."""
+    if not isinstance(op, (Fill, Expect)) or op.constant:
+        return []
+    sources = op.due if isinstance(op, Expect) else (op.source,)
+    return sorted({source[1] for source in sources if source is not None and source[0] != CONSTANT})
 
 
 def _chunk_bounds(start: int, length: int, whole: int, threads: int, vector: int) -> np.ndarray:

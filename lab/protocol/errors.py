@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 from lab.errors import LabError
+from lab.protocol.expr import RegisterError
 from lab.protocol.program import Site
 
 _ROOM = Path(__file__).parent
@@ -19,6 +20,7 @@ _LANGUAGE = frozenset(
     for path in (_ROOM / "errors.py", _ROOM / "expr.py", *(_ROOM / "language").glob("*.py"))
     if path.name != "scenario.py"
 )
+_PYTHON = str(Path(traceback.__file__).parent)
 
 
 class ProtocolError(LabError):
@@ -46,9 +48,25 @@ def user_site() -> Site:
 
 
 def site_of(problem: BaseException) -> Site | None:
-    """Where the user's text is that raised `problem`: the innermost line outside the language; None: nowhere."""
+    """Where the user's text is that raised `problem`: the innermost line outside the language; None: nowhere.
+
+    What the text calls of Python's own library is not meant, unless it is all there is.
+    """
     lines = [frame for frame in traceback.extract_tb(problem.__traceback__) if frame.filename not in _LANGUAGE]
+    lines = [frame for frame in lines if not frame.filename.startswith(("<frozen", _PYTHON))] or lines
     return _site(lines[-1].filename, lines[-1].lineno or 0, 0, "", "") if lines else None
+
+
+def raised_in_text(problem: BaseException, text: str = "the protocol") -> BaseException:
+    """What a user's text raised, as an error with its line; what nobody's text raised, itself."""
+    site = site_of(problem)
+    if site is None:
+        return problem
+    if isinstance(problem, SystemExit):
+        return ProtocolError(f"{text} ends the whole program (SystemExit)", value=problem.code, site=site)
+    if isinstance(problem, RegisterError):
+        return ProtocolError(str(problem), site=site)
+    return ProtocolError(f"{type(problem).__name__}: {problem}", site=site)
 
 
 @cache

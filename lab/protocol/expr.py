@@ -54,7 +54,8 @@ class Expr:
 
     def __bool__(self) -> bool:
         raise RegisterError(
-            "a register's value is not known while the protocol is recorded; use `with b.when(expr):` instead of `if`"
+            "a register's value is not known while the protocol is recorded; use `with b.when(expr):` instead of `if`, "
+            "and `&` and `|` instead of `and` and `or`"
         )
 
     def __index__(self) -> int:
@@ -95,6 +96,18 @@ class Expr:
 
     def __xor__(self, other: Expr | int) -> Expr:
         return binary("^", self, other)
+
+    def __rand__(self, other: int) -> Expr:
+        return binary("&", other, self)
+
+    def __ror__(self, other: int) -> Expr:
+        return binary("|", other, self)
+
+    def __rxor__(self, other: int) -> Expr:
+        return binary("^", other, self)
+
+    def __invert__(self) -> Expr:
+        return binary("^", self, MASK)
 
     def __lshift__(self, other: int) -> Expr:
         return binary("<<", self, other)
@@ -186,15 +199,17 @@ class Binary(Expr):
 
 
 def word(value: Expr | int) -> Expr:
-    """`value` as an expression; an int is reduced modulo 2**32.
+    """`value` as an expression; a negative int is its two's complement.
 
     Raises:
-        TypeError: `value` is neither an int nor an expression.
+        RegisterError: `value` is neither an int nor an expression, or it does not fit 32 bits.
     """
     if isinstance(value, Expr):
         return value
     if isinstance(value, bool) or not isinstance(value, int):
         raise RegisterError(f"a word is an int or a register expression, not {value!r}")
+    if not -(1 << 31) <= value <= MASK:
+        raise RegisterError(f"a word has 32 bits, which {value} does not fit; write `& 0xFFFFFFFF` if it is to wrap")
     return Const(value & MASK)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
-from lab.protocol.expr import Binary, Expr, Reg, to_signed
+from lab.protocol.expr import BINARY, MASK, Binary, Const, Expr, Reg, to_signed
 
 
 class Order(IntEnum):
@@ -74,11 +74,17 @@ class Cond(IntEnum):
     """w - v, modulo 2**32, is less than 2**31: correct across the wrap."""
     SUM_LE = 5
     """The signed sum of the words is at most v."""
+    LT = 6
+    """Unsigned w < v."""
+    LE = 7
+    GT = 8
+    TRUE = 9
+    """w, or the function of it that the wait names, is not 0."""
 
     @property
     def symbol(self) -> str:
         """How the condition is written in a protocol."""
-        return ("==", "!=", ">=", ">=s", ">=mod", "sum<=")[self]
+        return ("==", "!=", ">=", ">=s", ">=mod", "sum<=", "<", "<=", ">", "!= 0")[self]
 
     def met(self, word: int, value: int, count: int = 1) -> bool:
         """Whether `count` equal words meet the condition."""
@@ -89,7 +95,40 @@ class Cond(IntEnum):
             to_signed(word) >= to_signed(value),
             (word - value) % (1 << 32) < 1 << 31,
             count * to_signed(word) <= to_signed(value),
+            word < value,
+            word <= value,
+            word > value,
+            word != 0,
         )[self]
+
+
+@dataclass(frozen=True)
+class Function:
+    """What a wait computes of the word that it polls, before it compares: one operation after the other.
+
+    Attributes:
+        steps: (operator of `expr.BINARY`, other operand, whether that stands on the left). At most two of the operands,
+            and what the wait compares with, are registers.
+        text: How it is written, of `word`.
+    """
+
+    steps: tuple[tuple[str, Expr, bool], ...]
+    text: str
+
+    def operands(self) -> list[Expr]:
+        """The operands that are known only while the protocol runs, each once."""
+        found: list[Expr] = []
+        for _, operand, _ in self.steps:
+            if not isinstance(operand, Const) and all(operand is not other for other in found):
+                found.append(operand)
+        return found
+
+    def of(self, word: int) -> int:
+        """The function of a word, where all operands are known."""
+        for op, operand, left in self.steps:
+            assert isinstance(operand, Const)
+            word = BINARY[op](operand.value, word) & MASK if left else BINARY[op](word, operand.value) & MASK
+        return word
 
 
 @dataclass(frozen=True)
@@ -218,6 +257,8 @@ class Mapping:
             yield iterations, lo, hi
 
 
+CONSTANT = -1
+"""In place of a rank: the values are a constant, the version."""
 WHOLE = Mapping(0, 1 << 40, 1 << 40)
 """One agent handles everything, in one iteration (hosts; kernels that the protocol does not describe)."""
 
@@ -236,6 +277,12 @@ class Op:
 
 def _at(order: Order, scope: Scope) -> str:
     return f"({order.name.lower()}, {scope.name.lower()})"
+
+
+def _condition(cond: Cond, value: Expr, of: Function | None) -> str:
+    if cond is Cond.TRUE:
+        return f"until {of.text}" if of else "!= 0"
+    return f"{cond.symbol} {value}" if of is None else f"with {of.text} {cond.symbol} {value}"
 
 
 def _limit(bound: int | None, seconds: float | None) -> str:
@@ -274,9 +321,12 @@ class Store(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class Rmw(Op):
-    """Read-modify-write: `fn` is `add`, `sub`, `max`, `or`, `exchange` or `cas`; `dst`, if any, gets the old value.
+    """Read-modify-write; `dst`, if any, gets the old value.
 
-    `boundary`: the end of a kernel; it orders as an `acq_rel` fence before it does, too.
+    `fn`: `add`, `sub`, `max`, `min`, `and`, `or`, `xor`, `exchange`, `cas`, or `update`, whose `value` is an expression
+    in `dst`, a loop around `cas` that tries until nobody came between. `patient`: a `cas` that is tried until it
+    succeeds; after `bound` tries, or `seconds`, it gives up as a wait does. `boundary`: the end of a kernel; it orders
+    as an `acq_rel` fence before it does, too.
     """
 
     fn: str
@@ -287,6 +337,10 @@ class Rmw(Op):
     order: Order
     scope: Scope
     boundary: bool = False
+    patient: bool = False
+    bound: int | None = None
+    seconds: float | None = None
+    on_timeout: int | None = None
 
     def describe(self) -> str:
         """See `Op.describe`."""
@@ -294,17 +348,22 @@ class Rmw(Op):
             "add": "add {value} to {word}",
             "sub": "subtract {value} from {word}",
             "max": "raise {word} to at least {value}",
+            "min": "lower {word} to at most {value}",
+            "and": "and {value} into {word}",
             "or": "or {value} into {word}",
+            "xor": "xor {value} into {word}",
+            "update": "update {word} to {value}",
             "exchange": "exchange {word} for {value}",
             "cas": "cas {word} {expected} -> {value}",
         }[self.fn]
         what = form.format(word=self.word, value=self.value, expected=self.expected)
-        return f"{what} {_at(self.order, self.scope)}"
+        tries = ", until it succeeds" if self.patient else ""
+        return f"{what} {_at(self.order, self.scope)}{tries}{_limit(self.bound, self.seconds)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wait(Op):
-    """Poll until the condition holds.
+    """Poll until the condition holds, of the word, of `of` it, or of any of the word and `others`.
 
     After `bound` polls, or `seconds`, give up and jump to `on_timeout` (an op position). `boundary`: the start of a
     kernel; it orders as an `acq_rel` fence behind it does, too.
@@ -319,11 +378,19 @@ class Wait(Op):
     seconds: float | None = None
     on_timeout: int | None = None
     boundary: bool = False
+    of: Function | None = None
+    others: tuple[WordRef, ...] = ()
+
+    @property
+    def words(self) -> tuple[WordRef, ...]:
+        """All words that it polls."""
+        return (self.word, *self.others)
 
     def describe(self) -> str:
         """See `Op.describe`."""
         limit = _limit(self.bound, self.seconds)
-        return f"wait {self.word} {self.cond.symbol} {self.value} {_at(self.order, self.scope)}{limit}"
+        which = f"any of {', '.join(map(str, self.words))}" if self.others else str(self.word)
+        return f"wait {which} {_condition(self.cond, self.value, self.of)} {_at(self.order, self.scope)}{limit}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,11 +407,25 @@ class Fence(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class Barrier(Op):
-    """A block barrier where the block is one agent: it orders threads that are one agent here anyway."""
+    """A block barrier where the block is one agent: it orders threads that are one agent here anyway.
+
+    `bare`: the threads meet, and that is all (`s_barrier` without what `__syncthreads` puts around it).
+    """
+
+    bare: bool = False
 
     def describe(self) -> str:
         """See `Op.describe`."""
-        return "block barrier"
+        return "bare block barrier" if self.bare else "block barrier"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drain(Op):
+    """Wait until what this agent itself loaded and stored before is complete (`s_waitcnt vmcnt(0)`, `vscnt(0)`)."""
+
+    def describe(self) -> str:
+        """See `Op.describe`."""
+        return "drain: wait for the own loads and stores"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,7 +458,8 @@ class Move(Op):
     """`dst[i] = sum(src[i] for src in sources)` over the agent's share of the span; one source is a copy.
 
     `stamp`, when given, is written beside every element in the same store: a packet of data and flag, one relaxed
-    atomic store. Without sources it is a packet without data.
+    atomic store. Without sources it is a packet without data, or writes `constant` into every element. `fn`: `sum` or
+    `max`. `count`: of the spans, only so many elements from their start, known when it runs; None: all.
     """
 
     dst: Span
@@ -385,16 +467,25 @@ class Move(Op):
     mapping: Mapping
     cache: Cache = Cache.CACHED
     stamp: Expr | None = None
+    constant: int | None = None
+    fn: str = "sum"
+    count: Expr | None = None
 
     def describe(self) -> str:
         """See `Op.describe`."""
         how = {1: "scalar"}.get(self.mapping.vector, f"vector of {self.mapping.vector}")
-        if not self.sources:
+        how += f", the first {self.count}" if self.count is not None else ""
+        if self.constant is not None:
+            text = f"put the constant {self.constant} into {self.dst} ({how})"
+        elif not self.sources:
             text = f"clear {self.dst} ({how})"
         elif len(self.sources) == 1:
             text = f"copy {self.sources[0]} -> {self.dst} ({how})"
         else:
-            text = f"reduce {' + '.join(map(str, self.sources))} -> {self.dst} ({how})"
+            all_of = " + ".join(map(str, self.sources))
+            text = f"reduce {all_of} -> {self.dst} ({how})"
+            if self.fn == "max":
+                text = f"maximum of {', '.join(map(str, self.sources))} -> {self.dst} ({how})"
         return text + (f" stamped {self.stamp}" if self.stamp is not None else "")
 
 
@@ -409,15 +500,22 @@ class WaitStamp(Op):
     bound: int | None = None
     seconds: float | None = None
     on_timeout: int | None = None
+    of: Function | None = None
+    count: Expr | None = None
 
     def describe(self) -> str:
         """See `Op.describe`."""
-        return f"wait stamps of {self.span} {self.cond.symbol} {self.value}{_limit(self.bound, self.seconds)}"
+        condition = _condition(self.cond, self.value, self.of)
+        some = f" (the first {self.count})" if self.count is not None else ""
+        return f"wait stamps of {self.span}{some} {condition}{_limit(self.bound, self.seconds)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fill(Op):
-    """Write new values: the input that `source` = (rank, version) names, or poison when None."""
+    """Write new values: the input that `source` = (rank, version) names, or poison when None.
+
+    `(CONSTANT, value)` names a constant.
+    """
 
     dst: Span
     source: tuple[int, int] | None
@@ -427,6 +525,8 @@ class Fill(Op):
     def describe(self) -> str:
         """See `Op.describe`."""
         what = "poison" if self.source is None else f"input version {self.source[1]}"
+        if self.source is not None and self.source[0] == CONSTANT:
+            what = f"the constant {self.source[1]}"
         return f"fill {self.dst} with {what}"
 
 
@@ -434,7 +534,8 @@ class Fill(Op):
 class Expect(Op):
     """Read a span and compare it with the sum of the inputs `due`, whose element `first` is due at the span's first.
 
-    Register `dst`, if any, gets 1 if any element differs.
+    `due` may hold several versions of a rank, which are added, and constants, as in `Fill`. `fn`: `sum`, or `max` of
+    the first version, to which the others are added. Register `dst`, if any, gets 1 if any element differs.
     """
 
     span: Span
@@ -443,12 +544,26 @@ class Expect(Op):
     mapping: Mapping
     first: int = 0
     dst: int | None = None
+    fn: str = "sum"
+
+    @property
+    def combined(self) -> list[tuple[int, int]]:
+        """Of `due`, what `fn` combines: the inputs of the first version."""
+        return [source for source in self.due if source[0] != CONSTANT and source[1] == self.due[0][1]]
 
     def describe(self) -> str:
         """See `Op.describe`."""
-        ranks = ", ".join(str(rank) for rank, _ in self.due)
-        whose = f"sum over ranks {ranks} of input" if len(self.due) > 1 else f"input of rank {ranks},"
-        return f"expect {self.span} = {whose} version {self.due[0][1]}"
+        combined = self.combined
+        ranks = ", ".join(str(rank) for rank, _ in combined)
+        fn = "maximum" if self.fn == "max" else "sum"
+        whose = f"{fn} over ranks {ranks} of input" if len(combined) > 1 else f"input of rank {ranks},"
+        parts = [f"{whose} version {self.due[0][1]}"] if combined else []
+        for rank, version in self.due:
+            if (rank, version) not in combined:
+                parts.append(
+                    f"the constant {version}" if rank == CONSTANT else f"input of rank {rank}, version {version}"
+                )
+        return f"expect {self.span} = {' + '.join(parts)}"
 
 
 @dataclass(frozen=True)
@@ -484,7 +599,7 @@ class Agent:
         if self.kind == "host":
             return f"rank {self.rank} host"
         if self.kind == "kernel":
-            phase = next(op.phase for op in self.ops if isinstance(op, (Fill, Expect)))
+            phase = next(op.phase for op in self.ops if isinstance(op, (Fill, Expect, Move)))
             after = f", after call {self.call}" if self.call else ""
             return f"rank {self.rank} {phase} kernel {self.sequence}{after}"
         wave = f" wave {self.wave}" if self.kind == "wave" else ""
@@ -499,6 +614,8 @@ def _key(value: object) -> object:
         return value.region.id, _key(value.index), value.count
     if isinstance(value, Span):
         return value.region.id, _key(value.start), value.length
+    if isinstance(value, Function):
+        return tuple((op, _key(operand), left) for op, operand, left in value.steps)
     if isinstance(value, Reg):
         return f"r{value.index}"
     if isinstance(value, Binary):

@@ -16,14 +16,20 @@ from functools import cached_property
 
 import numpy as np
 
-from lab.protocol.cells import Cells, joined, leaf, spans_of, variants
+from lab.protocol.cells import MAXIMUM, Cells, count_of, joined, leaf, spans_of, variants
 from lab.protocol.errors import ProtocolError
 from lab.protocol.expr import enumerate_index
 from lab.protocol.operands import (  # noqa: F401 (with the columns below, what reads the tables needs)
+    ANY_OF,
+    CONDITION,
     E_A,
     E_B,
     E_MODE,
+    END,
+    FIRST,
+    FUNCTION,
     IMMEDIATE,
+    LEFT,
     MAX_DEPTH,
     OPERATORS,
     POSTFIX,
@@ -31,11 +37,17 @@ from lab.protocol.operands import (  # noqa: F401 (with the columns below, what 
     PUSH_REG,
     REGISTER,
     REGISTER_PLUS,
+    SECOND,
+    T_CONSTANT,
+    T_OPERAND,
+    T_OPERATOR,
     Operands,
 )
 from lab.protocol.program import (
+    CONSTANT,
     Barrier,
     Branch,
+    Drain,
     Expect,
     Fence,
     Fill,
@@ -46,6 +58,7 @@ from lab.protocol.program import (
     Program,
     Region,
     Rmw,
+    Scope,
     Set,
     Span,
     Store,
@@ -55,13 +68,16 @@ from lab.protocol.program import (
 )
 
 # Columns of `Tables.ops`, one 64-byte row an operation.
-KIND, ADDR, SELECT, VALUE, DST, FN, TARGET, SYNC, COUNT, EXPECTED, AGENT, POSITION, STAMP, CLOCK, RESUMES = range(15)
+KIND, ADDR, SELECT, VALUE, DST, FN, TARGET, SYNC, COUNT, EXPECTED, AGENT, POSITION, STAMP, CLOCK, RESUMES, PATIENT = (
+    range(16)
+)
 COLUMNS = 16
-BOUNDARY = 4  # in SYNC = order | scope << 4: a kernel starts or ends, which orders as a fence does
+# In SYNC = order | scope << 4: a kernel starts or ends, which orders as a fence does; a FENCE that is a drain.
+BOUNDARY, DRAIN = 4, 8
 # KIND
 LOAD, STORE, RMW, WAIT, FENCE, SET, BRANCH, MOVE, FILL, EXPECT, WAIT_STAMP, NOP = range(12)
-# FN of RMW, in the order of `record.RMW_FUNCTIONS`
-ADD, SUB, MAX, OR, EXCHANGE, CAS = range(6)
+# FN of RMW
+ADD, SUB, MAX, OR, EXCHANGE, CAS, MIN, AND, XOR, UPDATE = range(10)
 # Columns of `Tables.moves`
 M_DST, M_COUNT, M_SOURCES, M_N_SOURCES, M_ITERATION, M_RANK, M_VALUES = range(7)
 _KINDS: dict[type[Op], int] = {
@@ -77,8 +93,10 @@ _KINDS: dict[type[Op], int] = {
     Expect: EXPECT,
     WaitStamp: WAIT_STAMP,
     Barrier: NOP,
+    Drain: FENCE,
 }
 _RMW = {"add": ADD, "sub": SUB, "max": MAX, "or": OR, "exchange": EXCHANGE, "cas": CAS}
+_RMW |= {"min": MIN, "and": AND, "xor": XOR, "update": UPDATE}
 
 
 @dataclass(frozen=True)
@@ -89,12 +107,13 @@ class Tables:
         ops: int32 (n, 16), columns KIND.. above.
         exprs: int64 (e, 3), word operands.
         postfix: int64 (k, 2), (opcode, argument) of the longer operands.
-        addresses: int32, word ids by selector value (ops with SELECT >= 0).
+        tests: int64 (k, 3), what waits compute of the words that they poll.
+        addresses: int32, word ids by selector value (ops with SELECT >= 0), and of waits for any of COUNT words.
         moves: int32 (m, 7), one row a payload operation and selector value.
         sources: int32, offsets in `items` of each source.
         items: int32, cell ids; `M_COUNT` of them for the destination and for each source.
         iterations: int32, the loop iteration in which each item is handled.
-        values: uint64, fingerprints that FILL writes and EXPECT compares with.
+        values: uint64, fingerprints that FILL writes, EXPECT compares with, and a MOVE with M_VALUES adds.
         agent_start, agent_end, agent_rank, agent_chain: int32, one an agent.
         word_initial: int64; word_region: int32; word_rank: int8.
         cell_region, cell_start, cell_length: int32/int64; cell_rank: int8; cell_initial: uint64.
@@ -106,6 +125,7 @@ class Tables:
     ops: np.ndarray
     exprs: np.ndarray
     postfix: np.ndarray
+    tests: np.ndarray
     addresses: np.ndarray
     moves: np.ndarray
     sources: np.ndarray
@@ -138,7 +158,7 @@ class Tables:
         kind, target = int(self.ops[row, KIND]), int(self.ops[row, TARGET])
         if kind == BRANCH:
             return [target] if self.ops[row, VALUE] < 0 else [row + 1, target]
-        return [row + 1, target] if kind in (WAIT, WAIT_STAMP) and target >= 0 else [row + 1]
+        return [row + 1, target] if kind in (WAIT, WAIT_STAMP, RMW) and target >= 0 else [row + 1]
 
     def resumes(self) -> np.ndarray:
         """bool, one a row: a bounded wait after whose handler the agent goes on; after the others it returns.
@@ -147,7 +167,7 @@ class Tables:
         the kernel, that is to return.
         """
         found = np.zeros(len(self.ops), bool)
-        bounded = np.isin(self.ops[:, KIND], (WAIT, WAIT_STAMP)) & (self.ops[:, TARGET] >= 0)
+        bounded = np.isin(self.ops[:, KIND], (WAIT, WAIT_STAMP, RMW)) & (self.ops[:, TARGET] >= 0)
         for agent in np.unique(self.ops[bounded, AGENT]).tolist():
             start, end = int(self.agent_start[agent]), int(self.agent_end[agent])
             patient = self._reached(start, end, {end}, gives_up=False)
@@ -169,15 +189,17 @@ class Tables:
                 continue
             seen.add(now)
             if now not in stop:
-                waits = int(self.ops[now, KIND]) in (WAIT, WAIT_STAMP)
+                waits = int(self.ops[now, KIND]) in (WAIT, WAIT_STAMP, RMW)
                 todo += [now + 1] if waits and not gives_up else self.successors(now)
         return seen
 
     def words_of(self, row: int) -> list[int]:
         """The word ids that a load, store, read-modify-write or wait at row `row` may touch, each once."""
-        ref = self.op(row).word  # type: ignore[attr-defined]
-        base = int(self.word_base[ref.region.id])
-        return sorted({base + k + i for k in enumerate_index(ref.index)[1][0] for i in range(ref.count)})
+        op, found = self.op(row), set()
+        for ref in op.words if isinstance(op, Wait) else (op.word,):  # type: ignore[attr-defined]
+            base = int(self.word_base[ref.region.id])
+            found |= {base + k + i for k in enumerate_index(ref.index)[1][0] for i in range(ref.count)}
+        return sorted(found)
 
     def cells_of(self, region: Region) -> slice:
         """The cell ids of a payload region."""
@@ -221,6 +243,7 @@ class _Compiler:
             base, width = row, len(agent.ops)
             for position, op in enumerate(agent.ops):
                 rows[row, :14] = self._row(op, base, agent.id, position)
+                rows[row, PATIENT] = isinstance(op, Rmw) and op.patient
                 row += 1
             ends.append(base + width)
         registers = 1 + max(
@@ -232,6 +255,7 @@ class _Compiler:
             ops=rows,
             exprs=_array(self.operands.rows, np.int64, 3),
             postfix=_array(self.operands.postfix, np.int64, 2),
+            tests=_array(self.operands.tests or [(END, 0, 0)], np.int64, 3),
             addresses=np.array(self.addresses or [0], np.int32),
             moves=_array(self.moves, np.int32, 7),
             sources=np.array(self.sources or [0], np.int32),
@@ -286,6 +310,15 @@ class _Compiler:
         self.addresses += words
         return at, self.operands.row_of(selector)
 
+    def _any_address(self, op: Wait) -> tuple[int, int]:
+        """(ADDR, SELECT) of a wait for any of several words: where they are listed in `addresses`."""
+        words = [self._word_address(ref, op) for ref in op.words]
+        if any(select >= 0 for _, select in words):
+            raise ProtocolError("a wait for any of several words knows which they are", site=op.site)
+        at = len(self.addresses)
+        self.addresses += [word for word, _ in words]
+        return at, -1
+
     # -- payload -------------------------------------------------------------------------------------------------------
 
     def _payload_rows(self, op: Op) -> tuple[int, int]:
@@ -293,14 +326,14 @@ class _Compiler:
         found = spans_of(op)
         assert found is not None
         spans, mapping = found
-        selector, starts = variants(op, *(span.start for span in spans))
+        selector, (*starts, counts) = variants(op, *(span.start for span in spans), count_of(op))
         first = len(self.moves)
-        for variant in range(len(starts[0])):
-            self._payload_row(op, spans, mapping, [choices[variant] for choices in starts])
-        return first, -1 if len(starts[0]) == 1 else self.operands.row_of(selector)
+        for variant, count in enumerate(counts):
+            self._payload_row(op, spans, mapping, [choices[variant] for choices in starts], count)
+        return first, -1 if len(counts) == 1 else self.operands.row_of(selector)
 
-    def _payload_row(self, op: Op, spans: tuple[Span, ...], mapping: Mapping, starts: list[int]) -> None:
-        lists = [self.cells.share(span, start, mapping) for span, start in zip(spans, starts, strict=True)]
+    def _payload_row(self, op: Op, spans: tuple[Span, ...], mapping: Mapping, starts: list[int], length: int) -> None:
+        lists = [self.cells.share(span, start, length, mapping) for span, start in zip(spans, starts, strict=True)]
         offset, cells = lists[0]
         count = len(cells)
         if any(len(found[1]) != count for found in lists):
@@ -309,21 +342,30 @@ class _Compiler:
         reads = lists[1:]
         if isinstance(op, (Expect, WaitStamp)):
             reads = lists
-        if isinstance(op, (Fill, Expect)):
+        if isinstance(op, (Fill, Expect)) or (isinstance(op, Move) and (op.constant is not None or op.fn != "sum")):
             values = self._values(op, cells, starts[0])
         sources = len(self.sources)
         self.sources += [found[0] for found in reads]
         writes = isinstance(op, (Move, Fill))
         self.moves.append((offset if writes else -1, count, sources, len(reads), offset, spans[0].region.rank, values))
 
-    def _values(self, op: Fill | Expect, cells: np.ndarray, start: int) -> int:
+    def _values(self, op: Fill | Expect | Move, cells: np.ndarray, start: int) -> int:
+        """Where the fingerprints are that an operation writes, compares with, or adds to those of its sources."""
         elements = self.cells.arrays["cell_start"][cells] - start
         if isinstance(op, Fill):
             values = leaf(op.source, elements, op.constant, op.dst.region.id)
+        elif isinstance(op, Move):
+            values = np.zeros(len(cells), np.uint64)
+            if op.constant is not None:
+                values += leaf((CONSTANT, op.constant), elements, True)
+            if op.fn == "max":
+                values += MAXIMUM * np.uint64(len(op.sources) - 1)
         else:
             values = np.zeros(len(cells), np.uint64)
             for source in op.due:
                 values += leaf(source, elements + op.first, op.constant)
+            if op.fn == "max":
+                values += MAXIMUM * np.uint64(len(op.combined) - 1)
         at = self.value_count
         self.values.append(values)
         self.value_count += len(cells)
@@ -342,15 +384,19 @@ class _Compiler:
         row[KIND], row[AGENT], row[POSITION] = _KINDS[type(op)], agent, position
         if isinstance(op, (Load, Store, Rmw, Wait)):
             row[ADDR], row[SELECT] = self._word_address(op.word, op)
+            if isinstance(op, Wait) and op.others:
+                row[ADDR], row[SELECT] = self._any_address(op)
             row[SYNC] = int(op.order) | int(op.scope) << 4
-            row[COUNT] = op.word.count
+            row[COUNT] = len(op.words) if isinstance(op, Wait) and op.others else op.word.count
             if isinstance(op, (Wait, Rmw)) and op.boundary:
                 row[SYNC] |= BOUNDARY
         elif spans_of(op) is not None:
             row[ADDR], row[SELECT] = self._payload_rows(op)
         if isinstance(op, Fence):
             row[SYNC] = int(op.order) | int(op.scope) << 4
-        if isinstance(op, (Store, Rmw, Wait, Set, WaitStamp)):
+        if isinstance(op, Drain):
+            row[SYNC] = DRAIN | int(Scope.SYSTEM) << 4
+        if isinstance(op, (Store, Rmw, Set)):
             row[VALUE] = self.operands.row_of(op.value)
         if isinstance(op, Move) and op.stamp is not None:
             row[STAMP] = self.operands.row_of(op.stamp)
@@ -358,10 +404,10 @@ class _Compiler:
             row[VALUE] = -1 if op.cond is None else self.operands.row_of(op.cond)
             row[TARGET] = base + op.target
         if isinstance(op, (Wait, WaitStamp)):
-            row[FN] = int(op.cond)
+            row[FN], row[VALUE], row[EXPECTED] = self.operands.condition(op)
+        if isinstance(op, (Wait, WaitStamp, Rmw)):
             row[TARGET] = -1 if op.on_timeout is None else base + op.on_timeout
-        if isinstance(op, (Wait, WaitStamp)) and op.seconds is not None:
-            row[CLOCK] = 1
+            row[CLOCK] = -1 if op.seconds is None else 1
         if isinstance(op, Rmw):
             row[FN] = _RMW[op.fn]
             row[EXPECTED] = -1 if op.expected is None else self.operands.row_of(op.expected)

@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lab.protocol.errors import ProtocolError, user_site
-from lab.protocol.expr import Expr, enumerate_index, registers_of, word
+from lab.protocol.expr import MASK, Expr, enumerate_index, registers_of, word
 from lab.protocol.language.config import ACQ_REL, ACQUIRE, BLOCK, DEVICE, RELAXED, RELEASE, SYSTEM, VECTOR_BYTES
 from lab.protocol.language.early_start import Permit
 from lab.protocol.language.launch import Launch
 from lab.protocol.language.layout import Buffer, View
 from lab.protocol.language.owned import Owned
-from lab.protocol.language.record import Recorder, Rescue, Verbs, check_bound, condition, span_of, values_of
+from lab.protocol.language.record import (
+    Recorder,
+    Rescue,
+    Verbs,
+    check_bound,
+    condition,
+    counted,
+    masked,
+    span_of,
+    values_of,
+)
 from lab.protocol.language.recording import Recording
 from lab.protocol.program import Barrier, Cache, Cond, Mapping, Move, Order, Rmw, Scope, Wait, WaitStamp
 
@@ -26,14 +36,19 @@ class Block(Verbs):
 
     Attributes:
         rank, world, block, blocks, threads: As in the kernel.
-        call: This rank's launches, counted from 1.
+        wave, waves: The wave of the block that this agent is, and how many there are; with `waves=1`, the whole block.
+        call: What the host counted when it made this launch: the rank's launches and captures, from 1, or what
+            `h.launch(..., call=)` said. A captured launch keeps its number, as it keeps its `args`, in every replay; so
+            a protocol that must tell replays apart keeps its epoch in a word of device memory. Where one call of the
+            collective takes several launches, each of them counts.
         input, output: The payload buffers of this call.
         elements, itemsize: The size of this call.
         peers: The other ranks, starting with the next one: (rank + k) % world.
         mine: The regions of this rank; `on(j)`: those of rank j.
         leader: Verbs of thread 0 only.
         early: Whether this launch overlaps the one ahead of it on the stream.
-        args, options: Launch arguments; the protocol's options.
+        args: What `h.launch(..., args=)` gave; a captured launch keeps it in every replay.
+        options: The protocol's options.
     """
 
     def __init__(
@@ -48,7 +63,7 @@ class Block(Verbs):
     ) -> None:
         super().__init__(recorder)
         config = builder.config
-        self.rank, self.world, self.call, self.block = rank, config.world, call, block
+        self.rank, self.world, self.call, self.block = rank, config.world, launch.call or call, block
         self.blocks, self.threads = launch.blocks, launch.threads
         self.itemsize = config.itemsize
         self.bytes, self.elements = launch.bytes, launch.bytes // config.itemsize
@@ -57,13 +72,13 @@ class Block(Verbs):
         self.args, self.options = launch.args, builder.options
         self.early = launch.overlap
         self._launch, self._builder, self._permit = launch, builder, permit
-        self._wave, self._waves, self._barriers = 0, config.waves, 0
+        self.wave, self.waves, self._barriers = 0, config.waves, 0
         self._shared: Buffer | None = None
         self.leader = Verbs(recorder)
 
     def as_wave(self, wave: int, shared: Buffer) -> Block:
         """This block's wave `wave`, which shares the words `shared` with the other waves."""
-        self._wave, self._shared = wave, shared
+        self.wave, self._shared = wave, shared
         if wave:
             self.leader = Verbs(None, muted=self._recorder)
         return self
@@ -95,8 +110,8 @@ class Block(Verbs):
     @property
     def own_threads(self) -> range:
         """The threads of the block that this agent is: all of them, or those of its wave."""
-        threads = self.threads // self._waves
-        return range(self._wave * threads, (self._wave + 1) * threads)
+        threads = self.threads // self.waves
+        return range(self.wave * threads, (self.wave + 1) * threads)
 
     def mapping(self, vector: int = 1, ragged: bool = False, alone: bool = False) -> Mapping:
         """The thread-to-element mapping of a grid-stride loop over vectors of `vector` elements.
@@ -126,9 +141,24 @@ class Block(Verbs):
         stamp: Expr | int | None = None,
         ragged: bool = False,
         alone: bool = False,
+        count: Expr | int | None = None,
     ) -> None:
-        """Copy this agent's share of `source` to `dst`; `vector` elements a thread (see `mapping`)."""
-        self.reduce([source], dst, vector, cache, stamp, ragged, alone)
+        """Copy this agent's share of `source` to `dst`.
+
+        Args:
+            source: A slot, a buffer, or a slice of one, of any rank.
+            dst: As many elements of any rank.
+            vector: Elements that a thread copies at once, see `mapping`.
+            cache: `Cache.BYPASS` writes past the caches.
+            stamp: Written beside each element in the same store: the span becomes packets, which `wait_stamps` polls. A
+                packet that the hardware may tear, such as 128 bits that arrive as twice 64, is two copies: the part
+                that carries the flag, stamped, and then the rest.
+            ragged: The last vector may be shorter.
+            alone: This block copies the whole span, not its share of the grid's.
+            count: Copy only so many elements from the start of both: a number, or a register that is bounded by the
+                length (`n % (length + 1)`), a size that the kernel knows only when it runs.
+        """
+        self.reduce([source], dst, vector, cache, stamp, ragged, alone, count)
 
     def reduce(
         self,
@@ -139,8 +169,16 @@ class Block(Verbs):
         stamp: Expr | int | None = None,
         ragged: bool = False,
         alone: bool = False,
+        count: Expr | int | None = None,
+        fn: str = "sum",
     ) -> None:
-        """Sum this agent's share of `sources`, in the order given, in fp32, and write it to `dst` rounded once."""
+        """Sum this agent's share of `sources`, in the order given, in fp32, and write it to `dst` rounded once.
+
+        `fn="max"` takes the maximum instead, and stands for any other function that may be grouped as one likes; what
+        is due then, `h.expect(..., fn="max")` says. The other arguments are those of `copy`.
+        """
+        if fn not in ("sum", "max"):
+            raise ProtocolError("`fn` is `sum` or `max`", value=fn, site=user_site())
         spans, target = tuple(span_of(source) for source in sources), span_of(dst)
         if not spans:
             raise ProtocolError("there is nothing to reduce: the list of sources is empty", site=user_site())
@@ -158,6 +196,36 @@ class Block(Verbs):
             mapping=self.mapping(vector, ragged, alone),
             cache=cache,
             stamp=None if stamp is None else word(stamp),
+            fn=fn,
+            count=counted(count),
+        )
+
+    def put_constant(
+        self,
+        dst: View | Buffer,
+        value: int,
+        vector: int = 1,
+        cache: Cache = Cache.CACHED,
+        stamp: Expr | int | None = None,
+        ragged: bool = False,
+        alone: bool = False,
+        count: Expr | int | None = None,
+    ) -> None:
+        """Write one known value into this agent's share of `dst`: zeroes, or the sentinel of an empty buffer.
+
+        `h.expect_constant` compares with it; the other arguments are those of `copy`.
+        """
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ProtocolError("a constant is a whole number that stands for the bits", value=value, site=user_site())
+        self._emit(
+            Move,
+            dst=span_of(dst),
+            sources=(),
+            mapping=self.mapping(vector, ragged, alone),
+            cache=cache,
+            stamp=None if stamp is None else word(stamp),
+            constant=value & MASK,
+            count=counted(count),
         )
 
     def clear(
@@ -184,8 +252,14 @@ class Block(Verbs):
         seconds: float | None = None,
         ragged: bool = False,
         alone: bool = False,
+        mask: Expr | int | None = None,
+        count: Expr | int | None = None,
     ) -> None:
-        """Poll this agent's share of a span of packets until every stamp meets the condition; bounds as in `wait`."""
+        """Poll this agent's share of a span of packets until every stamp meets the condition.
+
+        `cond`, `value`, `mask` and the bounds are those of `wait`; `vector`, `ragged`, `alone`, `count` those of
+        `copy`. A poll is relaxed, at system scope, and of whole packets: the data that it reads came with the stamp.
+        """
         check_bound(bound, seconds, on_timeout)
         if condition(cond) is Cond.SUM_LE:
             raise ProtocolError("stamps are compared one by one, not summed", value=cond, site=user_site())
@@ -198,6 +272,8 @@ class Block(Verbs):
             value=word(value),
             bound=bound,
             seconds=seconds,
+            of=masked(mask),
+            count=counted(count),
         )
 
     def barrier(self) -> None:
@@ -205,13 +281,30 @@ class Block(Verbs):
         if self._shared is None:
             self._emit(Barrier)
             return
+        self._meet(ACQ_REL, ACQUIRE)
+
+    def _meet(self, arrive: Order, leave: Order) -> None:
+        assert self._shared is not None
         self._barriers += 1
         counter = self._shared[_ARRIVED]
-        self._emit(Rmw, fn="add", word=counter, value=word(1), expected=None, dst=None, order=ACQ_REL, scope=BLOCK)
-        self.wait(counter, ">=", self._barriers * self._waves, ACQUIRE, BLOCK)
+        self._emit(Rmw, fn="add", word=counter, value=word(1), expected=None, dst=None, order=arrive, scope=BLOCK)
+        self.wait(counter, ">=", self._barriers * self.waves, leave, BLOCK)
         exited = self.load(self._shared[_EXITED], RELAXED, BLOCK, "exited")
         with self.when(exited != 0):
             Verbs.ret(self)
+
+    def bare_barrier(self) -> None:
+        """The waves of this block meet, and that is all: `s_barrier`, or `__builtin_amdgcn_s_barrier()`, alone.
+
+        It orders no access to memory. A store that a wave made before it may still be on its way when the others go on,
+        unless that wave drained; a read behind it may see what is older, unless it comes behind an acquire of its own.
+        `barrier` is what `__syncthreads()` and PTX `bar.sync` are, which order memory among the threads of the block.
+        Where the block is one agent (`waves=1`), nothing can go wrong between its waves: check it with `waves=2`.
+        """
+        if self._shared is None:
+            self._emit(Barrier, bare=True)
+            return
+        self._meet(RELAXED, RELAXED)
 
     def share(self, value: Expr | int) -> Expr:
         """Thread 0's `value`, known to the whole block after a block barrier (`__shared__` in the kernel)."""
@@ -226,7 +319,7 @@ class Block(Verbs):
 
     def ret(self) -> None:
         """The block returns; waves that wait at its barrier return too."""
-        if self._shared is not None and self._wave == 0:
+        if self._shared is not None and self.wave == 0:
             self.store(self._shared[_EXITED], 1, RELAXED, BLOCK)
             self.add(self._shared[_ARRIVED], _ALL_ARRIVED, RELEASE, BLOCK)
         super().ret()

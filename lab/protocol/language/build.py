@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lab.errors import LabError
-from lab.protocol.errors import ProtocolError, site_of, user_site
-from lab.protocol.expr import Const, RegisterError, word
+from lab.protocol.errors import ProtocolError, raised_in_text, user_site
+from lab.protocol.expr import Const, word
 from lab.protocol.language.block import SHARED_WORDS, Block
 from lab.protocol.language.config import ACQ_REL, BLOCK_SHARED, HOST_MAPPED, MAX_BLOCKS, RELAXED, SYSTEM, Config
 from lab.protocol.language.dispatch import Dispatch, Kernel, Turn
@@ -17,9 +17,11 @@ from lab.protocol.language.launch import Launch
 from lab.protocol.language.layout import Buffer
 from lab.protocol.language.memory import Declare
 from lab.protocol.language.owned import Owned
-from lab.protocol.language.record import Recorder
+from lab.protocol.language.record import Budget, Recorder
 from lab.protocol.language.recording import Text
 from lab.protocol.program import WHOLE, Agent, Memory, Move, Program, Region, Rmw, Store, Wait, WaitStamp
+
+MAX_REGIONS = 1_000_000
 
 
 @dataclass
@@ -51,6 +53,7 @@ class Builder:
         self.outputs = [0] * self.config.world
         self._owners = [Owned(rank, regions) for rank, regions in enumerate(self.owned)]
         self._chains: dict[tuple[object, ...], int] = {}
+        self._budget = Budget()
         self.host_barrier = Buffer(self.region("host barrier", 0, "words", HOST_MAPPED, 1))
 
     def build(self) -> Program:
@@ -59,12 +62,8 @@ class Builder:
             return self._build()
         except LabError:
             raise
-        except Exception as problem:
-            site = site_of(problem)
-            if site is None:
-                raise
-            what = str(problem) if isinstance(problem, RegisterError) else f"{type(problem).__name__}: {problem}"
-            raise ProtocolError(what, site=site) from problem
+        except (Exception, SystemExit) as problem:
+            raise raised_in_text(problem) from problem
 
     def _build(self) -> Program:
         for rank in range(self.config.world):
@@ -72,7 +71,7 @@ class Builder:
         scenario = self.protocol.scenarios[self.config.scenario]
         self.dispatch = Dispatch(self, self._all_kernels())
         for rank in range(self.config.world):
-            recorder = Recorder(phase="host")
+            recorder = Recorder(phase="host", budget=self._budget)
             scenario(Host(self, recorder, rank))
             recorder.place(recorder.end)
             self._agent(rank, 0, -1, 0, "host", ("host", rank), recorder)
@@ -103,6 +102,13 @@ class Builder:
 
     def region(self, name: str, rank: int, kind: str, memory: Memory, length: int, **fields: Any) -> Region:
         """A new region."""
+        if len(self.regions) >= MAX_REGIONS:
+            raise ProtocolError(
+                f"too many regions and buffers: {MAX_REGIONS:,}",
+                value=name,
+                site=user_site(),
+                hint="use fewer calls, ranks or blocks; does every loop end?",
+            )
         region = Region(len(self.regions), name, rank, kind, memory, length, **fields)
         self.regions.append(region)
         return region
@@ -167,7 +173,7 @@ class Builder:
                     self.region(f"shared of call {call} block {block}", rank, "words", BLOCK_SHARED, SHARED_WORDS)
                 )
             for wave in range(self.config.waves):
-                recorder = Recorder()
+                recorder = Recorder(budget=self._budget)
                 b = Block(self, recorder, rank, call, block, launch, permits[block])
                 if shared is not None:
                     b.as_wave(wave, shared)
@@ -186,7 +192,7 @@ class Builder:
     ) -> Buffer:
         """Record a kernel of one operation on a stream; returns the word with which the host starts it."""
         go, done = self._launch_words(rank, sequence)
-        recorder = Recorder()
+        recorder = Recorder(budget=self._budget)
         launch = Launch(lambda b: None, None, None, 0, 1, 1, stream, False, RELAXED, {})
         b = Block(self, recorder, rank, call, 0, launch)
         kernel = Kernel(rank, sequence, stream, False, 1)
@@ -291,13 +297,21 @@ def _check_waits(program: Program) -> None:
     written = {op.word.region.name for op in ops if isinstance(op, (Store, Rmw))}
     stamped = {op.dst.region.name for op in ops if isinstance(op, Move) and op.stamp is not None}
     for op in ops:
-        if not isinstance(op, (Wait, WaitStamp)) or op.on_timeout is not None:
-            continue
-        if isinstance(op, Wait):
-            region, known, first, count = op.word.region, written, op.word.region.initial, op.word.count
-        else:
-            region, known, first, count = op.span.region, stamped, 0, 1
-        met = isinstance(op.value, Const) and op.cond.met(first, op.value.value, count)
-        if region.name not in known and not met:
-            what = region.name if isinstance(op, Wait) else f"packets into {region.name}"
-            raise ProtocolError(f"no agent ever writes {what} of rank {region.rank}, so this wait hangs", site=op.site)
+        if isinstance(op, (Wait, WaitStamp)) and op.on_timeout is None:
+            _check_wait(op, written if isinstance(op, Wait) else stamped)
+
+
+def _check_wait(op: Wait | WaitStamp, known: set[str]) -> None:
+    """Refuse a wait on regions of which none is among those `known` to be written, unless it is met at first."""
+    words = op.words if isinstance(op, Wait) else ()
+    regions = [ref.region for ref in words] if isinstance(op, Wait) else [op.span.region]
+    if any(region.name in known for region in regions):
+        return
+    known_operands = op.of is None or not op.of.operands()
+    for region in regions if known_operands and isinstance(op.value, Const) else ():
+        first = region.initial if isinstance(op, Wait) else 0
+        count = words[0].count if isinstance(op, Wait) else 1
+        if op.cond.met(op.of.of(first) if op.of else first, op.value.value, count):
+            return
+    what = regions[0].name if isinstance(op, Wait) else f"packets into {regions[0].name}"
+    raise ProtocolError(f"no agent ever writes {what} of rank {regions[0].rank}, so this wait hangs", site=op.site)

@@ -12,7 +12,10 @@ from lab.protocol.program import Order
 
 @dataclass(frozen=True)
 class Launch:
-    """What one kernel launch was given; `kernel` is a function of one block."""
+    """What one kernel launch was given; `kernel` is a function of one block.
+
+    `call` is the number that it finds in `b.call`, frozen like its `args`.
+    """
 
     kernel: Callable[[Any], None]
     input: Buffer | None
@@ -24,3 +27,4 @@ class Launch:
     overlap: bool
     start: Order
     args: dict[str, Any]
+    call: int = 0

@@ -29,6 +29,13 @@ class Buffer:
 
     def __getitem__(self, index: object) -> Any:
         """The slot at `index` (payload, a `View`), the word at `index` (words, a `WordRef`), or a slice's elements."""
+        if isinstance(index, slice) and self.region.kind == "words":
+            raise ProtocolError(
+                f"words of {self.region.name} are named one by one",
+                value=index,
+                site=user_site(),
+                hint="`words(first, count)` are several, for a wait on their sum; `wait_any` takes a list",
+            )
         if isinstance(index, slice):
             return self.whole[index]
         indices = index if isinstance(index, tuple) else (index,)
@@ -64,6 +71,12 @@ class Buffer:
 
     def words(self, first: int, count: int) -> WordRef:
         """`count` consecutive words, for a wait on their sum."""
+        if self.region.kind != "words":
+            raise ProtocolError(f"{self.region.name} has no words, it is payload", site=user_site())
+        if not all(isinstance(number, int) for number in (first, count)):
+            raise ProtocolError(
+                f"words of {self.region.name} are counted in whole numbers", value=(first, count), site=user_site()
+            )
         if not 0 <= first < first + count <= self.region.length:
             raise ProtocolError(
                 f"words {first}..{first + count - 1} do not exist in {self.region.name}",
@@ -91,6 +104,18 @@ class View:
 
     def __getitem__(self, part: slice) -> View:
         """Elements `part` of this view, counted from its start; the bounds must lie inside it."""
+        if not isinstance(part, slice):
+            raise ProtocolError(
+                f"a part of {self.span.label} is a slice of its elements",
+                value=part,
+                site=user_site(),
+                hint="write [lo:hi]; of a region with dimensions, name all of them in one pair of brackets",
+            )
+        for bound in (part.start, part.stop):
+            if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int)):
+                raise ProtocolError(
+                    f"the bounds of a part of {self.span.label} are whole numbers", value=bound, site=user_site()
+                )
         lo = 0 if part.start is None else part.start
         hi = self.span.length if part.stop is None else part.stop
         if part.step is not None:
@@ -106,6 +131,10 @@ class View:
 
 
 def _check_index(region: Region, name: str, value: object, extent: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, Expr)):
+        raise ProtocolError(
+            f"{name or 'index'} of {region.name} is a whole number or a register", value=value, site=user_site()
+        )
     if isinstance(value, int) and not 0 <= value < extent:
         raise ProtocolError(
             f"{name or 'index'} of {region.name} is out of range 0..{extent - 1}", value=value, site=user_site()

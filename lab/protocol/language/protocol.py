@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lab.errors import LabError, UnknownNameError
+from lab.protocol.errors import ProtocolError, raised_in_text, user_site
 from lab.protocol.language.block import Block
 from lab.protocol.language.build import Builder
 from lab.protocol.language.config import ITEMSIZE, MAX_BLOCKS, Config
 from lab.protocol.language.host import Host
 from lab.protocol.language.memory import Declare
 from lab.protocol.language.scenario import SCENARIOS
-from lab.protocol.program import Program
+from lab.protocol.program import Program, Site
 
 AbortWords = Callable[[str, int], int]
 AbortRecord = Callable[[AbortWords], "str | None"]
@@ -55,8 +56,8 @@ class Protocol:
             if name not in known:
                 raise UnknownNameError("parameter", name, known)
         changes = {name: value for name, value in changes.items() if value is not None}
-        if isinstance(changes.get("bytes"), int):
-            changes["bytes"] = (changes["bytes"],)
+        if "bytes" in changes:
+            changes["bytes"] = _sizes(changes["bytes"])
         config = replace(self.defaults, **changes, options=tuple(sorted(options.items())))
         self.accept(config)
         return config
@@ -103,7 +104,15 @@ class Protocol:
             raise LabError(
                 "the block does not divide into that many waves", value=config.waves, hint=f"{self.threads} threads"
             )
+        if config.gate is not None and (isinstance(config.gate, bool) or not isinstance(config.gate, int)):
+            raise LabError("gate is no whole number of bytes", value=config.gate)
         for size in config.bytes:
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise LabError(
+                    "bytes is no whole number of bytes",
+                    value=size,
+                    hint="in a protocol's text write 64 * KIB, on the command line 64KiB",
+                )
             if size <= 0 or size % config.itemsize:
                 raise LabError(
                     "bytes is not a positive number of whole elements",
@@ -112,14 +121,47 @@ class Protocol:
                 )
             if size > config.max_bytes:
                 raise LabError("bytes is above the gate", value=size, hint=f"the gate is {config.max_bytes} bytes")
-        refusal = self.accepts(config)
+        try:
+            refusal = self.accepts(config)
+        except LabError:
+            raise
+        except (Exception, SystemExit) as problem:
+            raise raised_in_text(problem, "`accepts`") from problem
+        if refusal is not None and not isinstance(refusal, str):
+            raise LabError(f"`accepts` of {self.name} returns why it refuses a configuration, or None", value=refusal)
         if refusal:
             raise LabError(f"{self.name} refuses this configuration: {refusal}", hint=f"asked for: {config}")
 
 
 def _in_range(name: str, value: int, lo: int, hi: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise LabError(f"{name} is no whole number", value=value, hint=f"use {lo} to {hi}")
     if not lo <= value <= hi:
         raise LabError(f"{name} is out of range", value=value, hint=f"use {lo} to {hi}")
+
+
+def _sizes(given: object) -> object:
+    """Message sizes as a tuple; one that is no size stays what it is, to be refused."""
+    return tuple(given) if isinstance(given, (list, tuple)) else (given,)
+
+
+def _check_defaults(config: Config, threads: object, blocks: object, site: Site) -> None:
+    """Refuse defaults that are no numbers where numbers belong.
+
+    Raises:
+        ProtocolError: It names the line of the decorator.
+    """
+    if not isinstance(blocks, int) and not callable(blocks):
+        raise ProtocolError("`blocks` is a number, or a function of a size in bytes", value=blocks, site=site)
+    numbers = [(name, getattr(config, name)) for name in ("world", "calls", "waves")] + [("threads", threads)]
+    numbers += [(name, getattr(config, name)) for name in ("gate", "blocks", "resident", "gpus")]
+    numbers += [("bytes", size) for size in config.bytes]
+    for name, value in numbers:
+        if value is None and name in ("gate", "blocks", "resident", "gpus"):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            hint = "write it as a number of bytes, 64 * KIB" if name in ("bytes", "gate") else None
+            raise ProtocolError(f"the default of `{name}` is a whole number", value=value, site=site, hint=hint)
 
 
 def protocol(
@@ -146,6 +188,7 @@ def protocol(
         options: The protocol's own options with their defaults, found in `b.options`.
         **defaults: Defaults of `Config`.
     """
+    site = user_site()
 
     def wrap(kernel: Callable[[Block], None]) -> Protocol:
         own = scenarios or {}
@@ -153,9 +196,18 @@ def protocol(
         given = {"scenario": first, **defaults}
         if isinstance(blocks, int):
             given["blocks"] = blocks
-        if isinstance(given.get("bytes"), int):
-            given["bytes"] = (given["bytes"],)
+        if "bytes" in given:
+            given["bytes"] = _sizes(given["bytes"])
+        for key in given:
+            if key not in Config.__dataclass_fields__ or key == "options":
+                raise ProtocolError(
+                    "this is no default of a configuration",
+                    value=key,
+                    site=site,
+                    hint=f"it has {', '.join(Config.__dataclass_fields__)}",
+                )
         config = Config(**given, options=tuple(sorted((options or {}).items())))
+        _check_defaults(config, threads, blocks, site)
         about = inspect.getdoc(kernel) or ""
         name = kernel.__name__
         grid = (lambda nbytes: MAX_BLOCKS) if isinstance(blocks, int) else blocks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from lab.protocol.errors import ProtocolError, user_site
@@ -13,7 +13,9 @@ from lab.protocol.program import (
     Branch,
     Cache,
     Cond,
+    Drain,
     Fence,
+    Function,
     Load,
     Op,
     Order,
@@ -27,8 +29,10 @@ from lab.protocol.program import (
 )
 
 MAX_REGISTERS = 64
+MAX_OPS_OF_AGENT = 250_000  # a block in one launch, or a host
+MAX_OPS = 6_000_000  # of all agents together; some 600 bytes each
 _ASSIGNED = re.compile(r"(\w+)\s*=[^=]")
-CONDITIONS = {cond.symbol: cond for cond in Cond}
+CONDITIONS = {cond.symbol: cond for cond in Cond if cond is not Cond.TRUE}
 
 
 @dataclass(eq=False)
@@ -36,6 +40,13 @@ class Label:
     """A position that is not known yet."""
 
     position: int | None = None
+
+
+@dataclass
+class Budget:
+    """How many operations of a program have been recorded."""
+
+    ops: int = 0
 
 
 @dataclass
@@ -49,6 +60,7 @@ class Recorder:
     deferred: list[tuple[Label, Callable[[], None], Label]] = field(default_factory=list)
     returned: bool = False
     muted: int = 0
+    budget: Budget = field(default_factory=Budget)
     handling: bool = (
         False  # what follows runs before what was recorded: handlers of timeouts that go on behind the wait
     )
@@ -64,6 +76,19 @@ class Recorder:
             if name in fields and not isinstance(fields[name], wanted):
                 known = ", ".join(member.name for member in wanted)
                 raise ProtocolError(f"this is no memory {name}; use {known}", value=fields[name], site=site)
+        self.budget.ops += 1
+        if len(self.ops) >= MAX_OPS_OF_AGENT:
+            raise ProtocolError(
+                f"more than {MAX_OPS_OF_AGENT:,} operations of one agent are recorded",
+                site=site,
+                hint="does a loop of the text end?",
+            )
+        if self.budget.ops > MAX_OPS:
+            raise ProtocolError(
+                f"more than {MAX_OPS:,} operations are recorded",
+                site=site,
+                hint="use fewer calls, ranks or blocks; does every loop end?",
+            )
         self.ops.append((kind, {"site": site, "phase": self.phase, **fields}))
 
     def register(self, name: str | None, values: Values | None = None) -> Reg:
@@ -186,7 +211,16 @@ class Verbs:
         scope: Scope,
         expected: Expr | int | None = None,
     ) -> Reg:
-        """Read-modify-write a word; returns the old value. `fn`: add, sub, max, or, exchange, cas."""
+        """Read-modify-write a word in one step; returns the old value.
+
+        Args:
+            fn: add, sub, max, min (both unsigned), and, or, xor, exchange, cas.
+            at: A word of any rank, or a region of one word.
+            value: What is added, compared, stored, ...; a number or a register expression, modulo 2**32.
+            order: RELAXED, ACQUIRE (of the read), RELEASE (of the write), ACQ_REL.
+            scope: WAVE, BLOCK, DEVICE or SYSTEM.
+            expected: Of `cas`: it stores `value` only if the word holds this.
+        """
         if fn not in RMW_FUNCTIONS:
             raise ProtocolError(f"unknown read-modify-write; use one of {RMW_FUNCTIONS}", value=fn, site=user_site())
         if (fn == "cas") != (expected is not None):
@@ -199,8 +233,61 @@ class Verbs:
         return dst
 
     def add(self, at: WordRef | Buffer, value: Expr | int, order: Order, scope: Scope) -> Reg:
-        """Atomic add; returns the old value."""
+        """Atomic add, modulo 2**32; returns the old value."""
         return self.rmw("add", at, value, order, scope)
+
+    def update(
+        self,
+        at: WordRef | Buffer,
+        new: Callable[[Expr], Expr | int],
+        order: Order,
+        scope: Scope,
+        name: str | None = None,
+    ) -> Reg:
+        """A loop that computes a word's new value of its old one and tries `cas` until nobody came between.
+
+        `new` gets the old value and returns the new one, for instance `lambda old: (old + 1) % 4`. Such a loop ends
+        once nobody interferes, so here it is one step: what it loads and computes in vain changes nothing. Returns the
+        old value.
+        """
+        old = self._register(name)
+        value = _returned(new(old), "the new value of a word")
+        fields = {"expected": None, "dst": old.index, "order": order, "scope": scope}
+        self._emit(Rmw, fn="update", word=word_ref(at), value=value, **fields)
+        return old
+
+    def cas_until(
+        self,
+        at: WordRef | Buffer,
+        expected: Expr | int,
+        value: Expr | int,
+        order: Order,
+        scope: Scope,
+        bound: int | None = None,
+        on_timeout: Callable[[], None] | Rescue | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        """Try `cas` until the word held `expected` and now holds `value`: how a lock is taken.
+
+        `while (atomicCAS(&lock, 0, 1) != 0);` is `b.leader.cas_until(lock, 0, 1, ACQUIRE, DEVICE)`; it is given back by
+        `b.leader.store(lock, 0, RELEASE, DEVICE)`. Who of several contenders gets it is up to the schedule. Tries that
+        fail write nothing and order nothing. `bound`, `on_timeout` and `seconds` are those of `wait`.
+        """
+        check_bound(bound, seconds, on_timeout)
+        self._bounded(
+            Rmw,
+            on_timeout,
+            fn="cas",
+            word=word_ref(at),
+            value=word(value),
+            expected=word(expected),
+            dst=None,
+            order=order,
+            scope=scope,
+            patient=True,
+            bound=bound,
+            seconds=seconds,
+        )
 
     def cas(self, at: WordRef | Buffer, expected: Expr | int, value: Expr | int, order: Order, scope: Scope) -> Reg:
         """Compare and swap; returns the old value."""
@@ -216,8 +303,21 @@ class Verbs:
         bound: int | None = None,
         on_timeout: Callable[[], None] | Rescue | None = None,
         seconds: float | None = None,
+        mask: Expr | int | None = None,
     ) -> None:
-        """Poll a word until `word cond value`; cond is one of ==, !=, >=, >=s (signed), >=mod (modulo 2**32), sum<=.
+        """Poll a word until `word cond value`.
+
+        Args:
+            at: A word of any rank, a region of one word, or for `sum<=` several words (`region.words(first, count)`).
+            cond: ==, !=, <, <=, >, >= of unsigned words; `>=s` of signed ones; `>=mod`, modulo 2**32, which is right
+                across the wrap; `sum<=`, the signed sum of several words.
+            value: What is compared with: a number or a register expression.
+            order: RELAXED or ACQUIRE.
+            scope: How far the poll looks: WAVE, BLOCK, DEVICE or SYSTEM.
+            bound: Polls after which it gives up.
+            on_timeout: Records what the agent does then: a function, or a `rescue`.
+            seconds: Time after which it gives up.
+            mask: Compare `word & mask` instead of the word.
 
         After `bound` polls, or `seconds`, without success it runs `on_timeout`, which records what the agent does then;
         after it the agent returns or, with a `rescue`, goes on behind that. Polls take no known time: their bound may
@@ -225,16 +325,95 @@ class Verbs:
         only when nothing else can happen.
         """
         check_bound(bound, seconds, on_timeout)
+        ref, how = word_ref(at), condition(cond)
+        if ref.count > 1 and how is not Cond.SUM_LE:
+            raise ProtocolError(
+                f"{ref.label} are several words, and a wait compares one, or with `sum<=` the sum of several",
+                value=cond,
+                site=user_site(),
+                hint="`wait_any` waits until one of several words meets a condition",
+            )
+        if mask is not None and how is Cond.SUM_LE:
+            raise ProtocolError("a sum of words has no mask", value=mask, site=user_site())
         self._bounded(
             Wait,
             on_timeout,
-            word=word_ref(at),
+            word=ref,
+            cond=how,
+            value=word(value),
+            order=order,
+            scope=scope,
+            bound=bound,
+            seconds=seconds,
+            of=masked(mask),
+        )
+
+    def wait_until(
+        self,
+        at: WordRef | Buffer,
+        test: Callable[[Expr], Expr],
+        order: Order,
+        scope: Scope,
+        bound: int | None = None,
+        on_timeout: Callable[[], None] | Rescue | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        """Poll a word until an expression of it is true (not 0).
+
+        `test` gets the word and returns the expression, in which the word occurs once, with at most two registers:
+        `b.leader.wait_until(flag, lambda w: ((w - epoch) & 0xFFFF) < 0x8000, ACQUIRE, SYSTEM)`. Operators are those of
+        registers: + - * % // & | ^ << >> == != < <= > >=, all on unsigned words modulo 2**32, `signed_lt` and
+        `signed_ge`. The other arguments are those of `wait`.
+        """
+        check_bound(bound, seconds, on_timeout)
+        self._bounded(
+            Wait,
+            on_timeout,
+            word=_one_word(at),
+            cond=Cond.TRUE,
+            value=word(0),
+            order=order,
+            scope=scope,
+            bound=bound,
+            seconds=seconds,
+            of=function_of(test),
+        )
+
+    def wait_any(
+        self,
+        words: Iterable[WordRef | Buffer],
+        cond: str,
+        value: Expr | int,
+        order: Order,
+        scope: Scope,
+        bound: int | None = None,
+        on_timeout: Callable[[], None] | Rescue | None = None,
+        seconds: float | None = None,
+        mask: Expr | int | None = None,
+    ) -> None:
+        """Poll several words, of any regions and ranks, until one of them meets the condition.
+
+        It acquires from the word that met it, the first of the list if several do. Which that was, the protocol finds
+        out as the kernel does: with `load`. The other arguments are those of `wait`.
+        """
+        check_bound(bound, seconds, on_timeout)
+        refs = [_one_word(at) for at in words]
+        if not refs:
+            raise ProtocolError("a wait for any of several words names at least one", site=user_site())
+        if condition(cond) is Cond.SUM_LE:
+            raise ProtocolError("`sum<=` is of one wait for several words, not of any of them", site=user_site())
+        self._bounded(
+            Wait,
+            on_timeout,
+            word=refs[0],
             cond=condition(cond),
             value=word(value),
             order=order,
             scope=scope,
             bound=bound,
             seconds=seconds,
+            of=masked(mask),
+            others=tuple(refs[1:]),
         )
 
     def rescue(self, handler: Callable[[], None]) -> Rescue:
@@ -257,6 +436,17 @@ class Verbs:
     def fence(self, order: Order, scope: Scope) -> None:
         """Order this agent's accesses before and after; covers this agent only."""
         self._emit(Fence, order=order, scope=scope)
+
+    def drain(self) -> None:
+        """Wait until this agent's own earlier loads and stores are complete: `s_waitcnt vmcnt(0)` (and `vscnt(0)`).
+
+        A store is complete where it is coherent: at every rank for memory that no cache of a rank holds (UNCACHED,
+        HOST_MAPPED), in the rank for CACHED memory. Whoever learns of the drain by any chain of stores and loads, of
+        whatever order, and then acquires at a scope that includes this agent, comes after those accesses. It covers
+        what this wave did, not what it knows of others, and it is no release: nothing that comes later waits for it.
+        PTX has no such instruction; write a fence there.
+        """
+        self._emit(Drain)
 
     def let(self, value: Expr | int, name: str | None = None) -> Reg:
         """Compute `value` into a register, which may index a region where `value` may: `b.let(1)`, `b.let(seq % 2)`."""
@@ -350,7 +540,75 @@ def check_bound(bound: int | None, seconds: float | None, on_timeout: Callable[[
         )
 
 
-RMW_FUNCTIONS = ("add", "sub", "max", "or", "exchange", "cas")
+RMW_FUNCTIONS = ("add", "sub", "max", "min", "and", "or", "xor", "exchange", "cas")
+_POLLED = Reg(-1, "word")  # stands for what a wait polls while its function is recorded
+
+
+def counted(count: Expr | int | None) -> Expr | None:
+    """A number of elements, known when the protocol is recorded or when it runs; None: all."""
+    if isinstance(count, Expr):
+        for register in registers_of(count):
+            if register.values is not None:
+                register.values.fixed = True  # each of its values becomes a span of its own
+        return count
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
+        raise ProtocolError("a count is a number of elements, or a bounded register", value=count, site=user_site())
+    return None if count is None else word(count)
+
+
+def masked(mask: Expr | int | None) -> Function | None:
+    """The function `word & mask`; None: the word itself."""
+    if mask is None:
+        return None
+    return Function((("&", word(mask), False),), f"word & {mask}")
+
+
+def function_of(test: Callable[[Expr], Expr]) -> Function:
+    """The function of a word that `test` computes.
+
+    Raises:
+        ProtocolError: It does not depend on the word, or the word occurs in it more than once.
+    """
+    if not callable(test):
+        raise ProtocolError(
+            "`wait_until` takes a function of the word, such as `lambda w: w & 1 == 0`", value=test, site=user_site()
+        )
+    expr = _returned(test(_POLLED), "the condition of a wait")
+    steps: list[tuple[str, Expr, bool]] = []
+    text = str(expr)
+    while expr is not _POLLED:
+        sides = (
+            [any(r is _POLLED for r in registers_of(side)) for side in (expr.left, expr.right)]
+            if isinstance(expr, Binary)
+            else []
+        )
+        if sum(sides) != 1:
+            raise ProtocolError(
+                "the word occurs once in the condition of a wait"
+                + (", not twice" if sum(sides) else "; here it does not"),
+                value=text,
+                site=user_site(),
+            )
+        assert isinstance(expr, Binary)
+        left, other = (expr.left, expr.right) if sides[0] else (expr.right, expr.left)
+        steps.append((expr.op, other, sides[1]))
+        expr = left
+    return Function(tuple(reversed(steps)), text)
+
+
+def _returned(value: object, what: str) -> Expr:
+    if isinstance(value, (bool, Expr)) or not isinstance(value, int):
+        if not isinstance(value, Expr):
+            raise ProtocolError(f"{what} is an expression of registers", value=value, site=user_site())
+        return value
+    return word(value)
+
+
+def _one_word(at: WordRef | Buffer) -> WordRef:
+    ref = word_ref(at)
+    if ref.count > 1:
+        raise ProtocolError(f"{ref.label} are several words; name each", site=user_site())
+    return ref
 
 
 def condition(symbol: str) -> Cond:

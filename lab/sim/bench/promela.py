@@ -25,6 +25,7 @@ from lab.sim.order import events as form
 from lab.sim.order.straight import Straight
 
 _SYMBOLS = {words.EQ: "==", words.NE: "!=", words.GE: ">=", words.GE_SIGNED: ">=", words.GE_MOD: ">="}
+_SYMBOLS |= {words.LT: "<", words.LE: "<=", words.GT: ">"}
 
 
 def promela(straight: Straight) -> str:
@@ -115,7 +116,10 @@ class _Model:
             effects.append(f"posted[{link}] = {_byte(number + 1)}")
         elif kind == form.WAIT:
             value = _byte(self.s.wanted[step])
-            symbol = _SYMBOLS[int(s.tables.ops[op, t.FN])]
+            fn = int(s.tables.ops[op, t.FN])
+            if fn not in _SYMBOLS:
+                raise ValueError("a wait for a function of a word")
+            symbol = _SYMBOLS[fn]
             conditions.append(f"w[{self.words[self._word(step)]}] {symbol} {value}")
         elif kind in (form.STORE, form.ADD, form.RMW):
             word = self.words[self._word(step)]

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from lab.errors import LabError
-from lab.protocol.program import Fence, Load, Move, Op, Order, Program, Scope, WaitStamp
-from lab.sim.change.edit import Line, dropped, is_barrier, own_lines, packet_lines
+from lab.protocol.program import Drain, Fence, Load, Memory, Move, Op, Order, Program, Rmw, Scope, Wait, WaitStamp
+from lab.sim.change.edit import SYNCHRONISING, Line, changed, dropped, is_barrier, own_lines, packet_lines
 from lab.sim.change.judge import DEFAULT_LIMITS, Judgement, Limits, judge_program
 from lab.sim.change.slots import at_depth, slot_dimensions
 from lab.sim.explore.executor import Executor, InProcess
@@ -179,9 +179,9 @@ def score(outcomes: list[Outcome]) -> float | None:
 
 
 def _every(program: Program) -> Iterator[Mutant]:
-    for place, example in {**own_lines(program), **packet_lines(program)}.items():
+    for place, example in {**own_lines(program, (*SYNCHRONISING, Drain)), **packet_lines(program)}.items():
         for what, kind, change in _changes(place, example):
-            orders_only = kind in ("order", "scope") or isinstance(example, Fence)
+            orders_only = kind in ("order", "scope") or isinstance(example, (Fence, Drain))
             where = (str(place.site), place.phase, example.describe())
             yield Mutant(what, *where, kind, change, change(program), orders_only)
     yield from _single_buffers(program)
@@ -197,7 +197,9 @@ def _changes(place: Line, example: Op) -> Iterator[tuple[str, str, Change]]:
         return
     if not isinstance(example, Load):  # what it loads is used
         yield f"drop the {_called(example)}", "drop", partial(place.change, dropped)
-    if is_barrier(example) or isinstance(example, WaitStamp):
+    if is_barrier(example) and example.order.acquires:  # type: ignore[attr-defined]
+        yield "block barrier -> bare barrier", "order", partial(changed, change=partial(_bare, place))
+    if is_barrier(example) or isinstance(example, (WaitStamp, Drain)):
         return
     order: Order = example.order  # type: ignore[attr-defined]
     scope: Scope = example.scope  # type: ignore[attr-defined]
@@ -211,10 +213,19 @@ def _changes(place: Line, example: Op) -> Iterator[tuple[str, str, Change]]:
         yield what, "scope", partial(place.change, _with_scope(narrower))
 
 
+def _bare(place: Line, op: Op) -> Op:
+    """An operation of the block barrier of a line, where the waves only meet."""
+    words = getattr(op, "word", None)
+    inside = words is not None and words.region.memory is Memory.BLOCK_SHARED
+    if inside and isinstance(op, (Rmw, Wait)) and (op.site, op.phase) == (place.site, place.phase):
+        return replace(op, order=Order.RELAXED)
+    return op
+
+
 def _called(op: Op) -> str:
     """What an operation is called where it is dropped."""
     if is_barrier(op):
-        return "block barrier"
+        return "block barrier" if op.order.acquires else "bare barrier"  # type: ignore[attr-defined]
     return "wait for packets" if isinstance(op, WaitStamp) else type(op).__name__.lower()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -191,9 +191,11 @@ def _to_come(writers: list[str]) -> str:
     return f"; still to be written by {', '.join(writers[:3])}{more}"
 
 
-def _looked_at(execution: Execution, agent: Agent, op: Wait) -> range:
+def _looked_at(execution: Execution, agent: Agent, op: Wait) -> Sequence[int]:
     """Ids of the words that an agent looks at now."""
     pc = int(execution.state.pc[agent.id])
+    if op.others:
+        return execution.tables.words_of(pc)
     first = int(words.address.py_func(execution.static, execution.state, pc, agent.id))
     return range(first, first + op.word.count)
 
@@ -208,16 +210,18 @@ def _words(tables: Tables, ref: WordRef) -> list[int]:
 def _writers_to_come(execution: Execution, agent: Agent, op: Op) -> list[int]:
     """Agents that have an operation ahead of them that may write what `agent` waits for."""
     if isinstance(op, Wait):
-        wanted, region = set(_looked_at(execution, agent, op)), op.word.region.id
+        wanted, regions = set(_looked_at(execution, agent, op)), {ref.region.id for ref in op.words}
     elif isinstance(op, WaitStamp):
-        wanted, region = _elements(op.span), op.span.region.id
+        wanted, regions = _elements(op.span), {op.span.region.id}
     else:
         return []
     tables = execution.tables
     found = []
     for other in tables.program.agents:
         at = int(execution.state.pc[other.id]) - int(tables.agent_start[other.id])
-        if other.id != agent.id and any(wanted & _written(tables, o, region) for o in other.ops[at:]):
+        if other.id != agent.id and any(
+            wanted & _written(tables, o, region) for o in other.ops[at:] for region in regions
+        ):
             found.append(other.id)
     return found
 
@@ -240,7 +244,7 @@ def _met_and_gone(execution: Execution, agent: Agent, op: Wait) -> str | None:
     """Whether the word met the wait, after the waiter read it last, and was overwritten before the waiter looked."""
     log, tables = execution.log, execution.tables
     wanted = set(_looked_at(execution, agent, op))
-    if op.word.count > 1:
+    if op.word.count > 1 or op.others:
         return None
     value = _operand(execution, agent, op)
     met = None
@@ -254,7 +258,7 @@ def _met_and_gone(execution: Execution, agent: Agent, op: Wait) -> str | None:
             continue
         if kind not in (t.STORE, t.RMW):
             continue
-        if words.met.py_func(int(op.cond), int(log.value[step]), value):
+        if _meets(execution, agent, int(log.value[step]), value):
             met = step
         elif met is not None:
             by = tables.program.agents[int(tables.ops[row, t.AGENT])].name
@@ -281,7 +285,7 @@ def _packet_met_and_gone(execution: Execution, agent: Agent, op: WaitStamp) -> s
         if stamp[step] < 0:
             continue
         here = np.isin(wanted, tables.items[move[t.M_DST] : move[t.M_DST] + move[t.M_COUNT]])
-        if words.met.py_func(int(op.cond), int(stamp[step]), value):
+        if _meets(execution, agent, int(stamp[step]), value):
             met[here] = step
         elif np.any(met[here] >= 0):
             sent = int(met[here].max())
@@ -294,9 +298,15 @@ def _packet_met_and_gone(execution: Execution, agent: Agent, op: WaitStamp) -> s
 
 
 def _operand(execution: Execution, agent: Agent, op: Wait | WaitStamp) -> int:
+    pc = int(execution.state.pc[agent.id])
+    return int(words.wanted.py_func(execution.static, execution.state, pc, agent.id))
+
+
+def _meets(execution: Execution, agent: Agent, value: int, wanted: int) -> bool:
+    """Whether a word or a stamp meets the wait that an agent stands at."""
     tables = execution.tables
-    row = int(tables.ops[int(execution.state.pc[agent.id]), t.VALUE])
-    return int(words.operand.py_func(tables.exprs, tables.postfix, row, execution.state.registers, agent.id))
+    fn = int(tables.ops[int(execution.state.pc[agent.id]), t.FN])
+    return bool(words.met.py_func(tables.tests, fn, value, wanted))
 
 
 def _cycle(waits_for: dict[int, list[int]]) -> list[int]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
 from lab.protocol import tables as t
-from lab.protocol.program import Expect
+from lab.protocol.program import CONSTANT, Expect, Move
 from lab.sim.machine.execution import Execution
 
 NumberOf = Callable[[int, int], float]
@@ -58,12 +59,15 @@ def outputs(execution: Execution, number: NumberOf = rank_times_version, poison:
             found.append(_output(execution, step, _read(execution, step, 0, initial, wrote), number))
         elif kind == t.FILL:
             source = tables.op(row).source  # type: ignore[attr-defined]
-            value = np.float32(poison) if source is None else store(np.float32(number(*source)))
+            value = np.float32(poison) if source is None else store(_number(source, number))
             wrote[step] = np.full(int(tables.moves[log.row[step], t.M_COUNT]), value, np.float32)
         elif kind == t.MOVE:
             count = int(tables.moves[log.row[step], t.M_N_SOURCES])
-            none = np.zeros(int(tables.moves[log.row[step], t.M_COUNT]), np.float32)
-            wrote[step] = store(sum((_read(execution, step, k, initial, wrote) for k in range(count)), none))
+            op = tables.op(row)
+            assert isinstance(op, Move)
+            none = np.full(int(tables.moves[log.row[step], t.M_COUNT]), op.constant or 0, np.float32)
+            read = [_read(execution, step, k, initial, wrote) for k in range(count)]
+            wrote[step] = store(reduce(np.maximum, read) if op.fn == "max" and read else sum(read, none))
     return found
 
 
@@ -87,6 +91,21 @@ def _read(
     return numbers
 
 
+def _number(source: tuple[int, int], number: NumberOf) -> np.float32:
+    """The number that a source of values stands for; a constant stands for itself."""
+    return np.float32(source[1] if source[0] == CONSTANT else number(*source))
+
+
+def _due(op: Expect, number: NumberOf) -> np.float32:
+    """The number that is due, before it is rounded."""
+    if op.fn == "max":
+        combined = op.combined
+        added = [source for source in op.due if source not in combined]
+        most = max(_number(source, number) for source in combined)
+        return np.float32(most + sum(_number(source, number) for source in added))
+    return np.float32(sum(_number(source, number) for source in op.due))
+
+
 def _items(tables: t.Tables, row: int) -> np.ndarray:
     move = tables.moves[row]
     return tables.items[move[t.M_DST] : move[t.M_DST] + move[t.M_COUNT]]
@@ -100,7 +119,7 @@ def _output(execution: Execution, step: int, held: np.ndarray, number: NumberOf)
     offset = int(tables.sources[move[t.M_SOURCES]])
     cells = tables.items[offset : offset + move[t.M_COUNT]]
     weight = tables.cell_length[cells]
-    due = float(_rounding(tables.program.dtype)(np.float32(sum(np.float32(number(*source)) for source in op.due))))
+    due = float(_rounding(tables.program.dtype)(_due(op, number)))
     share = float(np.sum(weight * (held != due)) / np.sum(weight))
     agent = tables.program.agents[int(tables.ops[execution.log.op[step], t.AGENT])]
     return Output(agent.rank, op.due[0][1], float(np.average(held, weights=weight)), due, share)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.protocol import tables as t
-from lab.protocol.program import Expect, Fill
+from lab.protocol.program import CONSTANT, Expect, Fill
 from lab.protocol.tables import Tables
 from lab.sim.machine import interleaved as m
 from lab.sim.machine.execution import Execution
@@ -176,7 +176,9 @@ class Explainer:
         op = self.tables.op(int(self.execution.log.op[step]))
         agent = self.tables.program.agents[int(self.tables.ops[self.execution.log.op[step], t.AGENT])]
         if isinstance(op, Fill):
-            return f"what rank {agent.rank} filled in" + (f" as version {op.source[1]}" if op.source else " as poison")
+            constant = op.source is not None and op.source[0] == CONSTANT
+            what = "poison" if op.source is None else f"{'the constant' if constant else 'version'} {op.source[1]}"
+            return f"what rank {agent.rank} filled in as {what}"
         return f"the value of call {agent.call} {op.phase or 'store'} from rank {agent.rank}"
 
     def _group(self, members: list[tuple[int, int, Fault]]) -> Wrong:
@@ -205,6 +207,8 @@ class Explainer:
         if fault.due is not None:
             return self.holder(fault.due)
         compared = self.tables.op(int(self.execution.log.op[fault.chain[-1]]))
+        if isinstance(compared, Expect) and (compared.fn != "sum" or compared.combined != list(compared.due)):
+            return compared.describe().partition(" = ")[2]
         ranks = [rank for rank, _ in compared.due] if isinstance(compared, Expect) else []
         if len(ranks) == 1:
             return f"the input of rank {ranks[0]} of this call"

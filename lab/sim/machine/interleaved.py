@@ -24,7 +24,7 @@ from lab.sim.machine.interleaved_state import (  # noqa: F401 (what callers of a
     new_state,
     static,
 )
-from lab.sim.machine.interleaved_steps import deliver, drained, execute, is_stale, settle, unpark  # noqa: F401
+from lab.sim.machine.interleaved_steps import deliver, drained, execute, hands_over, is_stale, settle, unpark  # noqa: F401
 from lab.sim.machine.scheduler import (  # noqa: F401 (what callers of an engine need is found on it)
     C_ABORTS,
     C_ENABLED,
@@ -114,7 +114,7 @@ def reset(s, st):
     _clear(st.queue_tail, 0)
     for agent in range(st.outstanding.shape[0]):
         for rank in range(st.outstanding.shape[1]):
-            st.outstanding[agent, rank] = 0
+            st.outstanding[agent, rank] = st.handed[agent, rank] = 0
         for register in range(st.registers.shape[1]):
             st.registers[agent, register] = 0
     _clear(st.counts, 0)

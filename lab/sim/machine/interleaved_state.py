@@ -16,6 +16,7 @@ from lab.sim.machine import words
 from lab.sim.machine.scheduler import C_ABORTS
 
 SC, POSTED = range(2)
+SWAP = 64  # in FN of a wait: an operand, in the column STAMP, is then stored in the word
 MEMORY_MODELS = ("sc", "posted", "weak")  # which module runs each: lab.sim.machine.engines
 
 
@@ -25,6 +26,7 @@ class Static(NamedTuple):
     ops: np.ndarray
     exprs: np.ndarray
     postfix: np.ndarray
+    tests: np.ndarray
     addresses: np.ndarray
     moves: np.ndarray
     sources: np.ndarray
@@ -66,7 +68,8 @@ class State(NamedTuple):
     queue_head: np.ndarray
     queue_tail: np.ndarray
     pending: np.ndarray
-    outstanding: np.ndarray  # undelivered stores by (first agent of a block, destination)
+    outstanding: np.ndarray  # undelivered stores by (agent, destination)
+    handed: np.ndarray  # of these, the earliest so many have been handed over to the other waves of the block
     priority: np.ndarray
     unsettled: np.ndarray  # agents whose next operation has to be looked at before the next choice
     counts: np.ndarray  # see C_*
@@ -84,9 +87,10 @@ def static(tables: t.Tables, memory: str) -> Static:
     if memory == "posted":
         per_link[1:] = _stores_per_link(tables, word_rank)
     return Static(
-        tables.ops,
+        _with_locks_as_waits(tables.ops),
         tables.exprs,
         tables.postfix,
+        tables.tests,
         tables.addresses,
         tables.moves,
         tables.sources,
@@ -107,6 +111,20 @@ def static(tables: t.Tables, memory: str) -> Static:
         MEMORY_MODELS.index(memory),
         world,
     )
+
+
+def _with_locks_as_waits(ops: np.ndarray) -> np.ndarray:
+    """The operations, where a compare-and-swap that is tried until it succeeds is a wait that then stores.
+
+    So the loop that runs everything asks nothing that it does not ask anyway.
+    """
+    locks = ops[:, t.PATIENT] > 0
+    if not np.any(locks):
+        return ops
+    ops = ops.copy()
+    ops[locks, t.STAMP], ops[locks, t.VALUE] = ops[locks, t.VALUE], ops[locks, t.EXPECTED]
+    ops[locks, t.KIND], ops[locks, t.FN], ops[locks, t.EXPECTED] = t.WAIT, words.EQ | SWAP, -1
+    return ops
 
 
 def _blocks(tables: t.Tables) -> tuple[np.ndarray, np.ndarray]:
@@ -160,6 +178,7 @@ def new_state(s: Static, registers: int) -> State:
         queue_tail=np.zeros(links, np.int64),
         pending=np.zeros(pending, np.uint64),
         outstanding=np.zeros((agents, s.world), np.int32),
+        handed=np.zeros((agents, s.world), np.int32),
         priority=np.zeros(entities, np.int64),
         unsettled=np.zeros(4 * agents + 4, np.int32),
         counts=np.zeros(C_ABORTS + 1, np.int64),

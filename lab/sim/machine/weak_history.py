@@ -11,24 +11,28 @@ from numba import njit
 
 from lab.protocol import tables as t
 from lab.protocol.program import Scope
-from lab.sim.machine import words
+from lab.sim.machine import completion, words
 
 MAX_CHOICES = 16
 """Messages that a word operation chooses among: the newest ones, and the oldest that is allowed as the last."""
 _BLOCK, _DEVICE, _SYSTEM = int(Scope.BLOCK), int(Scope.DEVICE), int(Scope.SYSTEM)
-# Columns of a message. OWNER: agent * 2 + whether it is visible outside the rank at once; initial values: -1.
+# Columns of a message. OWNER: agent * 8 + 2 * part + whether it is visible outside the rank at once; of initial values
+# -1. part: of a clock that says whether the store is complete (`completion.py`); 0 where nobody drains.
 VALUE, STEP, CHAIN, TIME, OLDER, RECORD, OWNER, STAMP = range(8)
 # Of words instead of STAMP: written by a read-modify-write; at RELEASED + scope, the snapshot released there, or -1.
 GLUED = RELEASED = STAMP
 WORD_COLUMNS, CELL_COLUMNS, PACKET_COLUMNS = 12, 8, 11  # cells have the snapshots too where there are packets
-READ, MATCH, PLACE, SWAP = range(4)  # what an operation asks of a history
+READ, MATCH, PLACE, SWAP, LOCK = range(5)  # what an operation asks of a history
 STALE_READ, EARLY_WRITE = 1, 2  # choices of a payload operation, added up
 C_RECORDS = 9  # position in State.counts of the number of records
 
 
 @njit(cache=True, _nrt=False)
 def covered(messages, records, clock, agent, message):
-    """Whether the agent must know a message: its store, or a read of it, happened before (RC11: coherence)."""
+    """Whether the agent must know a message: its store, or a read of it, happened before (RC11: coherence).
+
+    Or its store is complete, and the agent relies on that.
+    """
     if clock[agent, messages[message, CHAIN]] >= messages[message, TIME]:
         return True
     record = messages[message, RECORD]
@@ -36,24 +40,33 @@ def covered(messages, records, clock, agent, message):
         if clock[agent, records[record, 0]] >= records[record, 1]:
             return True
         record = records[record, 2]
+    part = messages[message, OWNER] >> 1 & 3
+    if part:
+        chains = clock.shape[1] // completion.PARTS
+        return completion.relies_on(clock[agent], messages[message, CHAIN], messages[message, TIME], part, chains)
     return False
 
 
 @njit(cache=True, _nrt=False)
-def options(messages, records, clock, agent, head, mode, cond, value, want):
+def options(tests, messages, records, clock, agent, head, mode, cond, value, want):
     """(number of messages an operation may choose, the one numbered `want`, the next newer one or -1), newest first.
 
     READ: any that is not older than the newest the agent must know. MATCH: of these, those that meet a wait.
-    PLACE: of these, those behind which a store fits: not before a read-modify-write of it.
+    PLACE: of these, those behind which a store fits: not before a read-modify-write of it. SWAP: these, and those of
+    which a compare-and-swap only reads. LOCK: those behind which one succeeds.
     """
     message, newer, count, chosen, beside = head, np.int64(-1), 0, np.int64(-1), np.int64(-1)
     while True:
         if mode == READ:
             fits = True
         elif mode == MATCH:
-            fits = words.met(cond, messages[message, VALUE], value)
+            fits = words.met(tests, cond, messages[message, VALUE], value)
         else:
-            fits = newer < 0 or messages[newer, GLUED] == 0 or (mode == SWAP and messages[message, VALUE] != value)
+            fits = newer < 0 or messages[newer, GLUED] == 0
+            if mode == SWAP:
+                fits = fits or messages[message, VALUE] != value
+            elif mode == LOCK:
+                fits = fits and messages[message, VALUE] == value
         if fits:
             if count == want or (count > want and want == MAX_CHOICES - 1):
                 chosen, beside = message, newer
@@ -92,7 +105,7 @@ def visible(messages, written_back, rank, device, block, agent, message, scope, 
     at once (the caches of a block write through), by others when it was not kept in the rank's cache, or when a
     system release of the rank that covers it has written it back.
     """
-    owner = messages[message, OWNER] >> 1
+    owner = messages[message, OWNER] >> 3
     if owner < 0:
         return True
     needed = needed_scope(agent, owner, device, block)
@@ -129,27 +142,31 @@ def _join_pending(pending, agent, level, snapshots, snapshot):
 
 
 @njit(cache=True, _nrt=False)
-def synchronise(messages, snapshots, clock, pending, device, block, agent, message, sync, fences):
+def synchronise(messages, snapshots, clock, pending, device, block, reach, agent, message, sync, fences):
     """Acquire what a message released, and through a chain of read-modify-writes what those before it did."""
     while message >= 0:
-        synchronise_with(messages, snapshots, clock, pending, device, block, agent, message, sync, fences)
+        synchronise_with(messages, snapshots, clock, pending, device, block, reach, agent, message, sync, fences)
         if messages[message, GLUED] == 0:
             return
         message = messages[message, OLDER]
 
 
 @njit(cache=True, _nrt=False)
-def synchronise_with(messages, snapshots, clock, pending, device, block, agent, message, sync, fences):
+def synchronise_with(messages, snapshots, clock, pending, device, block, reach, agent, message, sync, fences):
     """Acquire what one message released; a relaxed read keeps it for a later acquire fence.
 
     Pairs with the snapshot that a releasing store, read-modify-write or fence took: the scopes of both sides include
-    the other.
+    the other. What the message tells of drains is heard whatever its order, and relied on by who acquires.
     """
-    owner = messages[message, OWNER] >> 1
+    owner = messages[message, OWNER] >> 3
     if owner < 0:
         return
     level = max(needed_scope(agent, owner, device, block), 1)
     snapshot = messages[message, RELEASED + level]
+    if len(reach):
+        completion.hear(clock[agent], snapshots[snapshot], reach.shape[1])
+        if sync & 1 and sync >> 4 >= level:
+            completion.rely(clock[agent], snapshots[snapshot], reach[agent], sync >> 4, reach.shape[1])
     if sync >> 4 >= level and snapshot >= 0:
         if sync & 1:
             _join(clock, agent, snapshots, snapshot)
@@ -182,11 +199,11 @@ def least(messages, records, clock, agent, head):
 
 
 @njit(cache=True, _nrt=False)
-def stamped(messages, records, clock, agent, head, cond, value, oldest):
+def stamped(tests, messages, records, clock, agent, head, cond, value, oldest):
     """The newest (or oldest) message of a packet that the agent may read and whose stamp meets a condition, or -1."""
     message, found = head, np.int64(-1)
     while True:
-        if words.met(cond, messages[message, STAMP], value):
+        if words.met(tests, cond, messages[message, STAMP], value):
             found = message
             if not oldest:
                 return found

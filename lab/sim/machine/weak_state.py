@@ -8,9 +8,9 @@ import numpy as np
 
 from lab.errors import LabError
 from lab.protocol import tables as t
-from lab.protocol.program import Cache, Memory, Scope, Store, Wait
+from lab.protocol.program import Cache, Memory, Rmw, Scope, Store, Wait
+from lab.sim.machine import completion, words
 from lab.sim.machine import weak_history as h
-from lab.sim.machine import words
 
 MEMORY_LIMIT = 2 << 30
 """Bytes that the state of one run may take."""
@@ -24,6 +24,7 @@ class Static(NamedTuple):
     ops: np.ndarray
     exprs: np.ndarray
     postfix: np.ndarray
+    tests: np.ndarray
     addresses: np.ndarray
     moves: np.ndarray
     sources: np.ndarray
@@ -42,6 +43,9 @@ class Static(NamedTuple):
     reads_at: np.ndarray  # first slot of Log.reads of each row of moves
     uncached: np.ndarray  # bool, one a word: no cache outside a block holds it
     at_once: np.ndarray  # bool, one an operation: what it stores is visible outside its rank without a release
+    word_part: np.ndarray  # one a word: the part of a clock that says whether a store is complete; 0: nobody drains
+    cell_part: np.ndarray
+    reach: np.ndarray  # int8 (agents, chains), see `completion.reach`; no rows where nobody drains
     fences: bool  # some fence acquires
     written_back: bool  # some wait looks at cached memory
     world: int
@@ -94,12 +98,15 @@ def static(tables: t.Tables, memory: str = "weak") -> Static:
         device.append(alone if agent.kind == "host" else agent.rank)
         block.append(alone if agent.kind == "host" else blocks.setdefault(key, len(blocks)))
     cached_waits = any(
-        isinstance(op, Wait) and op.word.region.memory == Memory.CACHED for a in program.agents for op in a.ops
+        isinstance(op, Wait) and any(ref.region.memory == Memory.CACHED for ref in op.words)
+        for a in program.agents
+        for op in a.ops
     )
     return Static(
         tables.ops,
         tables.exprs,
         tables.postfix,
+        tables.tests,
         tables.addresses,
         tables.moves,
         tables.sources,
@@ -118,15 +125,26 @@ def static(tables: t.Tables, memory: str = "weak") -> Static:
         np.concatenate(([0], np.cumsum(reads))),
         uncached,
         _at_once(tables, local),
+        *_completion(tables),
         needs_pending(tables),
         bool(np.any(kinds == t.WAIT_STAMP)) or cached_waits,
         program.world,
     )
 
 
+def _completion(tables: t.Tables) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`word_part`, `cell_part` and `reach`."""
+    drains = completion.parts_of(tables) > 1
+    part = [completion.part_of_memory(region.memory) if drains else 0 for region in tables.program.regions]
+    of_region = np.array(part, np.int64)
+    return of_region[tables.word_region], of_region[tables.cell_region], completion.reach(tables)
+
+
 def needs_pending(tables: t.Tables) -> bool:
-    """Whether some fence, or the end of some kernel, acquires what relaxed reads before it saw released."""
+    """Whether some fence, or the end of some kernel, acquires what relaxed reads before it saw released or heard."""
     kinds, sync = tables.ops[:, t.KIND], np.maximum(tables.ops[:, t.SYNC], 0)
+    if completion.parts_of(tables) > 1:
+        return True  # what was heard of drains is relied on where a kernel starts or ends
     relaxed = np.isin(kinds, (t.LOAD, t.RMW, t.WAIT)) & (sync & 1 == 0)
     if np.any((kinds == t.FENCE) & (sync & 1 > 0)):
         return True
@@ -146,7 +164,7 @@ def _at_once(tables: t.Tables, local: np.ndarray) -> np.ndarray:
             where = getattr(op, "word", None) or getattr(op, "dst", None)
             region = getattr(where, "region", None)
             if region is not None:
-                atomic = isinstance(op, Store) or hasattr(op, "fn")
+                atomic = isinstance(op, (Store, Rmw))
                 found[row] = (
                     local[region.id]
                     or agent.kind == "host"
@@ -164,6 +182,8 @@ def new_state(s: Static, registers: int) -> State:
         LabError: The histories of this program would take more than MEMORY_LIMIT bytes.
     """
     agents, chains = len(s.agent_start), int(s.agent_chain.max(initial=0)) + 1
+    drains = len(s.reach) > 0
+    chains *= completion.PARTS if drains else 1
     kinds, order = s.ops[:, t.KIND], np.maximum(s.ops[:, t.SYNC], 0)
     writes = np.count_nonzero((kinds == t.STORE) | (kinds == t.RMW))
     reads = int(s.ops[(kinds == t.LOAD) | (kinds == t.RMW) | (kinds == t.WAIT), t.COUNT].sum())
@@ -171,6 +191,8 @@ def new_state(s: Static, registers: int) -> State:
     polled = int(s.moves[(s.moves[:, t.M_DST] < 0) & (s.moves[:, t.M_VALUES] < 0), t.M_COUNT].sum())
     releases = np.count_nonzero((order & 2 > 0) & ((kinds == t.STORE) | (kinds == t.RMW) | (kinds == t.FENCE)))
     releases += np.count_nonzero((order & t.BOUNDARY > 0) & (kinds == t.WAIT))
+    if drains:
+        releases += 3 * (writes + np.count_nonzero(s.ops[:, t.STAMP] >= 0))  # every store tells what it has heard
     columns = h.PACKET_COLUMNS if np.any(s.ops[:, t.STAMP] >= 0) else h.CELL_COLUMNS
     n_words, n_cells = len(s.word_initial), len(s.cell_initial)
     pending = agents if s.fences else 1
@@ -210,7 +232,7 @@ def new_state(s: Static, registers: int) -> State:
         cells=cell_messages,
         records=np.zeros((reads + polled + 1, 3), np.int32),
         clock=np.zeros((agents, chains), np.int32),
-        ticks=np.zeros(chains, np.int32),
+        ticks=np.zeros(chains, np.int32),  # the first of each chain; the search counts in every part
         snapshots=np.zeros((releases + 1, chains), np.int32),
         fence=np.zeros((agents, 4), np.int32),
         pending=np.zeros((pending, 4, chains), np.int32),

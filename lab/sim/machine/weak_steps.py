@@ -7,8 +7,8 @@ from numba import njit
 
 from lab.protocol import tables as t
 from lab.protocol.program import Scope
+from lab.sim.machine import completion, words
 from lab.sim.machine import weak_history as h
-from lab.sim.machine import words
 from lab.sim.machine.scheduler import (
     C_OPS,
     C_POLLERS,
@@ -33,6 +33,7 @@ from lab.sim.machine.weak_state import C_CELLS, C_MAYBE, C_SNAPSHOTS, C_WORDS
 
 _SYSTEM = int(Scope.SYSTEM)
 _STALE_READ, _EARLY_WRITE = h.STALE_READ, h.EARLY_WRITE
+_NOTHING = (np.int64(-1), np.int64(-1), np.int64(-1))
 
 
 # ---- who can move
@@ -55,34 +56,84 @@ def _set_maybe(st, agent, wanted):
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
+def _seen(s, st, op, agent, k):
+    """What a poll of word `k` sees in the end."""
+    message = h.latest_visible(
+        st.words,
+        st.records,
+        st.clock,
+        st.written_back,
+        s.agent_rank,
+        s.agent_device,
+        s.agent_block,
+        agent,
+        np.int64(st.word_head[k]),
+        s.ops[op, t.SYNC] >> 4,
+        s.uncached[k],
+    )
+    return st.words[message, h.VALUE]
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _matching(s, st, op, agent, k, value, want):
+    """As `history.options`, of the messages of word `k` that meet a wait."""
+    head = np.int64(st.word_head[k])
+    return h.options(s.tests, st.words, st.records, st.clock, agent, head, h.MATCH, s.ops[op, t.FN], value, want)
+
+
+@njit(cache=True, _nrt=False)
+def _any_state(s, st, op, agent, value):
+    """As `_wait_state`, of a wait for any of several words."""
+    state = 0
+    for at in range(s.ops[op, t.ADDR], s.ops[op, t.ADDR] + s.ops[op, t.COUNT]):
+        k = np.int64(s.addresses[at])
+        if words.met(s.tests, s.ops[op, t.FN], _seen(s, st, op, agent, k), value):
+            return 2
+        if _matching(s, st, op, agent, k, value, 0)[0]:
+            state = 1
+    return state
+
+
+@njit(cache=True, _nrt=False)
+def _any_option(s, st, op, agent, value, want):
+    """(messages that meet a wait for any of several words, the word and the message of the one numbered `want`)."""
+    total, word, message = 0, np.int64(-1), np.int64(-1)
+    for at in range(s.ops[op, t.ADDR], s.ops[op, t.ADDR] + s.ops[op, t.COUNT]):
+        k = np.int64(s.addresses[at])
+        count, chosen, _ = _matching(s, st, op, agent, k, value, max(want - total, 0))
+        if total <= want < total + count:
+            word, message = k, chosen
+        total += count
+    return min(total, h.MAX_CHOICES), word, message
+
+
+@njit(cache=True, _nrt=False)
+def _swap_state(s, st, op, agent):
+    """2: a compare-and-swap tried until it succeeds does so on the newest message; 1: on another one; 0: on none."""
+    value = words.operand(s.exprs, s.postfix, s.ops[op, t.EXPECTED], st.registers, agent)
+    head = np.int64(st.word_head[words.address(s, st, op, agent)])
+    if st.words[head, h.VALUE] == value:
+        return 2
+    count, _, _ = h.options(s.tests, st.words, st.records, st.clock, agent, head, h.LOCK, s.ops[op, t.FN], value, 0)
+    return 1 if count else 0
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
 def _wait_state(s, st, op, agent):
     """2: met by what the agent sees in the end; 1: met only by another message that it may read; 0: not met."""
-    value = words.operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
-    at = words.address(s, st, op, agent)
-    scope, cond = s.ops[op, t.SYNC] >> 4, s.ops[op, t.FN]
+    value = words.wanted(s, st, op, agent)
+    if words.any_of(s, op):
+        return _any_state(s, st, op, agent, value)
+    at, cond = words.address(s, st, op, agent), s.ops[op, t.FN]
     total, least = np.int64(0), np.int64(0)
     for k in range(at, at + s.ops[op, t.COUNT]):
-        head = np.int64(st.word_head[k])
-        message = h.latest_visible(
-            st.words,
-            st.records,
-            st.clock,
-            st.written_back,
-            s.agent_rank,
-            s.agent_device,
-            s.agent_block,
-            agent,
-            head,
-            scope,
-            s.uncached[k],
-        )
-        seen = st.words[message, h.VALUE]
+        seen = _seen(s, st, op, agent, k)
         if cond != words.SUM_LE:
-            if words.met(cond, seen, value):
+            if words.met(s.tests, cond, seen, value):
                 return 2
-            count, _, _ = h.options(st.words, st.records, st.clock, agent, head, h.MATCH, cond, value, 0)
-            return 1 if count else 0
+            return 1 if _matching(s, st, op, agent, k, value, 0)[0] else 0
         total += words.signed(seen)
+        head = np.int64(st.word_head[k])
         least += words.signed(st.words[h.least(st.words, st.records, st.clock, agent, head), h.VALUE])
     if total <= words.signed(value):
         return 2
@@ -92,7 +143,7 @@ def _wait_state(s, st, op, agent):
 @njit(forceinline=True, cache=True, _nrt=False)
 def _stamps_state(s, st, op, agent):
     """As `_wait_state`, for packets. They are polled at system scope, whatever their memory."""
-    value = words.operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
+    value = words.wanted(s, st, op, agent)
     row = words.address(s, st, op, agent)
     first, cond = s.sources[s.moves[row, t.M_SOURCES]], s.ops[op, t.FN]
     state = 2
@@ -111,8 +162,8 @@ def _stamps_state(s, st, op, agent):
             _SYSTEM,
             False,
         )
-        if not words.met(cond, st.cells[message, h.STAMP], value):
-            if h.stamped(st.cells, st.records, st.clock, agent, head, cond, value, False) < 0:
+        if not words.met(s.tests, cond, st.cells[message, h.STAMP], value):
+            if h.stamped(s.tests, st.cells, st.records, st.clock, agent, head, cond, value, False) < 0:
                 return 0
             state = 1
     return state
@@ -130,15 +181,17 @@ def _settle(s, st, agent):
         state = _wait_state(s, st, pc, agent)
     elif kind == t.WAIT_STAMP:
         state = _stamps_state(s, st, pc, agent)
+    elif kind == t.RMW and s.ops[pc, t.PATIENT]:
+        state = _swap_state(s, st, pc, agent)
     _set_maybe(st, agent, state == 1)
     if state == 2:
         enable(st, agent)
     else:
         disable(st, agent)
-    if kind == t.WAIT_STAMP or (kind == t.WAIT and s.ops[pc, t.FN] == words.SUM_LE):
+    if kind != t.NOP and words.looks_at_several(s, pc):
         st.status[agent] = POLLING
         st.counts[C_POLLERS] += 1
-    elif kind == t.WAIT:
+    elif kind == t.WAIT or (kind == t.RMW and s.ops[pc, t.PATIENT]):
         at = words.address(s, st, pc, agent)
         st.status[agent] = PARKED
         st.parked_at[agent] = at
@@ -183,6 +236,19 @@ def _wake_waiting(st):
 # ---- operations
 
 
+@njit(cache=True, _nrt=False)
+def _told(s, st, agent, known, released):
+    """The snapshot that a store carries: what a release made `known` (-1: nothing), and what its agent has heard."""
+    if known >= 0 and known == released:
+        return known  # taken just now
+    at, chains = st.counts[C_SNAPSHOTS], s.reach.shape[1]
+    st.counts[C_SNAPSHOTS] += 1
+    for c in range(st.clock.shape[1]):
+        st.snapshots[at, c] = st.snapshots[known, c] if known >= 0 else 0
+    completion.hear(st.snapshots[at], st.clock[agent], chains)
+    return at
+
+
 @njit(forceinline=True, cache=True, _nrt=False)
 def _write_word(s, st, op, at, value, agent, step, older, newer):
     """Put a message between `older` and `newer` (-1: last), and wake who waits for the word."""
@@ -196,7 +262,7 @@ def _write_word(s, st, op, at, value, agent, step, older, newer):
     st.words[message, h.TIME] = st.clock[agent, chain]
     st.words[message, h.OLDER] = older
     st.words[message, h.RECORD] = -1
-    st.words[message, h.OWNER] = agent << 1 | s.at_once[op]
+    st.words[message, h.OWNER] = agent << 3 | s.word_part[at] << 1 | s.at_once[op]
     st.words[message, h.GLUED] = s.ops[op, t.KIND] == t.RMW
     released = np.int64(-1)
     if sync & 2:
@@ -204,7 +270,8 @@ def _write_word(s, st, op, at, value, agent, step, older, newer):
         released = st.counts[C_SNAPSHOTS] - 1
     for level in range(1, 4):
         known = released if sync & 2 else np.int64(st.fence[agent, level])
-        st.words[message, h.RELEASED + level] = known if level <= sync >> 4 else np.int64(-1)
+        known = known if level <= sync >> 4 else np.int64(-1)
+        st.words[message, h.RELEASED + level] = _told(s, st, agent, known, released) if len(s.reach) else known
     if newer < 0:
         st.word_head[at] = message
     else:
@@ -221,7 +288,20 @@ def _write_word(s, st, op, at, value, agent, step, older, newer):
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
-def _write_cell(s, st, op, to, value, stamp, agent, step, early):
+def _released_by_fences(s, st, agent, stamped):
+    """The snapshots that a packet carries at block, device and system scope."""
+    if stamped and len(s.reach):
+        none = np.int64(-1)
+        return (
+            _told(s, st, agent, np.int64(st.fence[agent, 1]), none),
+            _told(s, st, agent, np.int64(st.fence[agent, 2]), none),
+            _told(s, st, agent, np.int64(st.fence[agent, 3]), none),
+        )
+    return np.int64(st.fence[agent, 1]), np.int64(st.fence[agent, 2]), np.int64(st.fence[agent, 3])
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _write_cell(s, st, op, to, value, stamp, told, agent, step, early):
     message = st.counts[C_CELLS]
     st.counts[C_CELLS] += 1
     chain = s.agent_chain[agent]
@@ -241,11 +321,11 @@ def _write_cell(s, st, op, to, value, stamp, agent, step, early):
     st.cells[message, h.TIME] = st.clock[agent, chain]
     st.cells[message, h.OLDER] = older
     st.cells[message, h.RECORD] = -1
-    st.cells[message, h.OWNER] = agent << 1 | s.at_once[op]
+    st.cells[message, h.OWNER] = agent << 3 | s.cell_part[to] << 1 | s.at_once[op]
     st.cells[message, h.STAMP] = stamp if stamp >= 0 else st.cells[older, h.STAMP]
     if st.cells.shape[1] > h.CELL_COLUMNS:
         for level in range(1, 4):
-            st.cells[message, h.RELEASED + level] = st.fence[agent, level] if stamp >= 0 else -1
+            st.cells[message, h.RELEASED + level] = told[level - 1] if stamp >= 0 else -1
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
@@ -265,14 +345,16 @@ def _move(s, st, log, op, row, agent, step, choice):
     stamp = np.int64(-1)
     if stamped:
         stamp = words.operand(s.exprs, s.postfix, s.ops[op, t.STAMP], st.registers, agent)
+    told = _released_by_fences(s, st, agent, stamped)
+    base = s.moves[row, t.M_VALUES]  # what is added to the sources; -1: nothing
     for i in range(n):
-        total = np.int64(0)
+        total = np.int64(s.values[base + i]) if base >= 0 else np.int64(0)
         for k in range(n_sources):
             message = _read_cell(st, s.items[s.sources[first + k] + i], agent, stale)
             total += st.cells[message, h.VALUE]
             if log.level == LEVEL_FULL:
                 log.reads[s.reads_at[row] + k * n + i] = st.cells[message, h.STEP]
-        _write_cell(s, st, op, s.items[dst + i], total, stamp, agent, step, early)
+        _write_cell(s, st, op, s.items[dst + i], total, stamp, told, agent, step, early)
         if log.level == LEVEL_FULL:
             log.wrote[s.pending_at[row] + i] = np.uint64(total)
     if stamped and st.counts[C_POLLERS]:
@@ -300,11 +382,11 @@ def _expect(s, st, log, op, row, agent, choice):
 
 @njit(forceinline=True, cache=True, _nrt=False)
 def _wait_stamps(s, st, log, op, row, agent, choice):
-    value = words.operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
+    value = words.wanted(s, st, op, agent)
     first, cond = s.sources[s.moves[row, t.M_SOURCES]], s.ops[op, t.FN]
     for i in range(s.moves[row, t.M_COUNT]):
         head = np.int64(st.cell_head[s.items[first + i]])
-        message = h.stamped(st.cells, st.records, st.clock, agent, head, cond, value, choice > 0)
+        message = h.stamped(s.tests, st.cells, st.records, st.clock, agent, head, cond, value, choice > 0)
         # The packet's data came with its stamp: the agent may not read an older packet afterwards.
         h.know(st.cells, st.records, st.clock, agent, message, s.agent_chain[agent], st.counts)
         h.synchronise_with(
@@ -314,6 +396,7 @@ def _wait_stamps(s, st, log, op, row, agent, choice):
             st.pending,
             s.agent_device,
             s.agent_block,
+            s.reach,
             agent,
             message,
             _SYSTEM << 4,
@@ -335,16 +418,48 @@ def valid(s, st, agent):
         found = h.payload_choices(s.moves, s.sources, s.items, st.cells, st.records, st.clock, st.cell_head, at, agent)
         return (1, 3, 5, 15)[found]
     cond = s.ops[op, t.FN]
-    if kind == t.WAIT_STAMP or (kind == t.WAIT and cond == words.SUM_LE):
+    if kind == t.WAIT and words.any_of(s, op):
+        count, _, _ = _any_option(s, st, op, agent, words.wanted(s, st, op, agent), 0)
+        return (1 << count) - 1
+    if words.looks_at_several(s, op):
         return 3  # the newest of each word or packet that fit, or the oldest packets, the least words
     mode = h.READ if kind == t.LOAD else h.MATCH if kind == t.WAIT else h.PLACE
     value = np.int64(0)
     if kind == t.WAIT:
-        value = words.operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
+        value = words.wanted(s, st, op, agent)
     elif kind == t.RMW and s.ops[op, t.FN] == t.CAS:
-        mode, value = h.SWAP, words.operand(s.exprs, s.postfix, s.ops[op, t.EXPECTED], st.registers, agent)
-    count, _, _ = h.options(st.words, st.records, st.clock, agent, np.int64(st.word_head[at]), mode, cond, value, 0)
+        mode, value = (
+            h.LOCK if s.ops[op, t.PATIENT] else h.SWAP,
+            words.operand(s.exprs, s.postfix, s.ops[op, t.EXPECTED], st.registers, agent),
+        )
+    head = np.int64(st.word_head[at])
+    count, _, _ = h.options(s.tests, st.words, st.records, st.clock, agent, head, mode, cond, value, 0)
     return (1 << count) - 1
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _learn(s, st, agent, message, chain, sync):
+    """An agent has read a message of a word: it may not read an older one, and acquires what the message released."""
+    h.know(st.words, st.records, st.clock, agent, message, chain, st.counts)
+    h.synchronise(
+        st.words,
+        st.snapshots,
+        st.clock,
+        st.pending,
+        s.agent_device,
+        s.agent_block,
+        s.reach,
+        agent,
+        message,
+        sync,
+        s.fences,
+    )
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def _another(x, count):
+    """A choice other than the first of `count`: the oldest in half of the cases, any in the others."""
+    return count - 1 if x & np.uint64(1) else 1 + below(x << np.uint64(20), count - 1)
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
@@ -359,24 +474,14 @@ def _read_sum(s, st, op, at, agent, choice):
         message = np.int64(st.word_head[k])
         if least:
             message = h.least(st.words, st.records, st.clock, agent, message)
-        h.know(st.words, st.records, st.clock, agent, message, s.agent_chain[agent], st.counts)
-        h.synchronise(
-            st.words,
-            st.snapshots,
-            st.clock,
-            st.pending,
-            s.agent_device,
-            s.agent_block,
-            agent,
-            message,
-            s.ops[op, t.SYNC],
-            s.fences,
-        )
+        _learn(s, st, agent, message, s.agent_chain[agent], s.ops[op, t.SYNC])
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
 def _release(s, st, agent, scope):
     """Take a snapshot of what the agent knows; a system release writes back what its rank has stored before."""
+    if len(s.reach) and scope >= _SYSTEM:
+        completion.write_back(st.clock[agent], s.reach[agent], s.reach.shape[1])
     at = st.counts[C_SNAPSHOTS]
     st.counts[C_SNAPSHOTS] += 1
     for c in range(st.clock.shape[1]):
@@ -385,6 +490,9 @@ def _release(s, st, agent, scope):
         rank = s.agent_rank[agent]
         for c in range(st.clock.shape[1]):
             st.written_back[rank, c] = max(st.written_back[rank, c], st.clock[agent, c])
+        for c in range(s.reach.shape[1]):
+            heard = st.clock[agent, (completion.HEARD + completion.WRITTEN_BACK) * s.reach.shape[1] + c]
+            st.written_back[rank, c] = max(st.written_back[rank, c], heard)
         _wake_waiting(st)
     return at
 
@@ -396,6 +504,8 @@ def _fence(s, st, agent, order, scope):
         for level in range(1, scope + 1):
             for c in range(st.clock.shape[1]):
                 st.clock[agent, c] = max(st.clock[agent, c], st.pending[agent, level, c])
+        if len(s.reach):
+            completion.rely(st.clock[agent], st.clock[agent], s.reach[agent], scope, s.reach.shape[1])
     if order & 2:
         # Release fence: pairs with acquiring reads of this agent's later relaxed stores.
         at = _release(s, st, agent, scope)
@@ -419,16 +529,32 @@ def _execute(s, st, log, agent, step, given, x, stale):
     other = given < 0 and below(x, 1 << 16) < stale
     if kind != t.FENCE:
         address = words.address(s, st, op, agent)
-    if kind == t.LOAD or kind == t.STORE or kind == t.RMW or (kind == t.WAIT and s.ops[op, t.FN] != words.SUM_LE):
+    if kind == t.WAIT and words.any_of(s, op):
+        wanted, count, message = words.wanted(s, st, op, agent), 2, np.int64(-1)
+        while True:
+            count, address, message = _any_option(s, st, op, agent, wanted, choice)
+            if not other or count < 2:
+                break
+            other = False
+            choice = _another(x, count)
+        seen, value = st.words[message, h.STEP], st.words[message, h.VALUE]
+        _learn(s, st, agent, message, chain, sync)
+    elif kind == t.LOAD or kind == t.STORE or kind == t.RMW or (kind == t.WAIT and s.ops[op, t.FN] != words.SUM_LE):
         mode = h.READ if kind == t.LOAD else h.MATCH if kind == t.WAIT else h.PLACE
         wanted = expected = np.int64(0)
         if kind != t.LOAD:
             wanted = words.operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
+        if kind == t.WAIT:
+            wanted = words.wanted(s, st, op, agent)
         if kind == t.RMW and s.ops[op, t.FN] == t.CAS:
-            mode, expected = h.SWAP, words.operand(s.exprs, s.postfix, s.ops[op, t.EXPECTED], st.registers, agent)
+            mode, expected = (
+                h.LOCK if s.ops[op, t.PATIENT] else h.SWAP,
+                words.operand(s.exprs, s.postfix, s.ops[op, t.EXPECTED], st.registers, agent),
+            )
         count, message, newer = 2, np.int64(-1), np.int64(-1)
         while True:
             count, message, newer = h.options(
+                s.tests,
                 st.words,
                 st.records,
                 st.clock,
@@ -436,41 +562,32 @@ def _execute(s, st, log, agent, step, given, x, stale):
                 np.int64(st.word_head[address]),
                 mode,
                 s.ops[op, t.FN],
-                expected if mode == h.SWAP else wanted,
+                expected if mode == h.SWAP or mode == h.LOCK else wanted,
                 choice,
             )
             if not other or count < 2:
                 break
-            # The oldest in half of the cases, any but the newest in the others.
             other = False
-            choice = count - 1 if x & np.uint64(1) else 1 + below(x << np.uint64(20), count - 1)
+            choice = _another(x, count)
         if kind != t.STORE:
             seen = st.words[message, h.STEP]
             value = st.words[message, h.VALUE]
-            h.know(st.words, st.records, st.clock, agent, message, chain, st.counts)
-            h.synchronise(
-                st.words,
-                st.snapshots,
-                st.clock,
-                st.pending,
-                s.agent_device,
-                s.agent_block,
-                agent,
-                message,
-                sync,
-                s.fences,
-            )
+            _learn(s, st, agent, message, chain, sync)
             if kind != t.WAIT and s.ops[op, t.DST] >= 0:
                 st.registers[agent, s.ops[op, t.DST]] = value
+            if kind == t.RMW and s.ops[op, t.FN] == t.UPDATE:  # its value is computed of the old one
+                wanted = words.operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
         if (kind == t.WAIT or kind == t.RMW) and sync & t.BOUNDARY:
             # A kernel starts: a fence behind the wait. It ends: a fence before the addition, which releases itself.
             _fence(s, st, agent, (1 if s.fences else 0) | (2 if kind == t.WAIT else 0), sync >> 4)
-        if kind == t.STORE or (kind == t.RMW and (mode != h.SWAP or value == expected)):
+        if kind == t.STORE or (kind == t.RMW and (mode == h.PLACE or value == expected)):
             # A compare-and-swap that fails writes nothing and so releases nothing.
             value = wanted if kind == t.STORE else words.rmw(s.ops[op, t.FN], value, wanted, expected)
             if sync & 2:
                 _release(s, st, agent, sync >> 4)
             _write_word(s, st, op, address, value, agent, step, message, newer)
+    elif kind == t.FENCE and sync & t.DRAIN:
+        completion.drain(st.clock[agent], chain, st.ticks[chain], s.reach.shape[1])
     elif kind == t.FENCE:
         _fence(s, st, agent, sync & 3, sync >> 4)
     elif kind == t.WAIT:
@@ -494,7 +611,9 @@ def _execute(s, st, log, agent, step, given, x, stale):
             dst, at = s.moves[address, t.M_DST], s.moves[address, t.M_VALUES]
             for i in range(s.moves[address, t.M_COUNT]):
                 filled = np.int64(s.values[at + i])
-                _write_cell(s, st, op, s.items[dst + i], filled, np.int64(-1), agent, step, choice & _EARLY_WRITE)
+                _write_cell(
+                    s, st, op, s.items[dst + i], filled, np.int64(-1), _NOTHING, agent, step, choice & _EARLY_WRITE
+                )
                 if log.level == LEVEL_FULL:
                     log.wrote[s.pending_at[address] + i] = s.values[at + i]
         else:

@@ -12,7 +12,7 @@ _HALF = np.int64(0x8000_0000)
 # Positions in tables.OPERATORS, so that a postfix opcode reads as what it does.
 _ADD, _SUB, _MUL, _MOD, _DIV, _AND, _OR, _XOR, _SHL, _SHR, _EQ, _NE, _LT, _GE, _LTS, _GES = range(16)
 assert t.OPERATORS == ("+", "-", "*", "%", "//", "&", "|", "^", "<<", ">>", "==", "!=", "<", ">=", "<s", ">=s")
-EQ, NE, GE, GE_SIGNED, GE_MOD, SUM_LE = range(6)  # lab.protocol.program.Cond
+EQ, NE, GE, GE_SIGNED, GE_MOD, SUM_LE, LT, LE, GT, TRUE = range(10)  # lab.protocol.program.Cond
 ANY = -1  # met by every word: a load
 STACK = t.MAX_DEPTH  # deepest operand; `registers` rows carry this much room at their end
 
@@ -91,8 +91,25 @@ def operand(exprs, postfix, row, registers, agent):
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
-def met(cond, word, value):
-    """Whether one word meets a wait condition (all but SUM_LE)."""
+def wanted(s, st, op, agent):
+    """What a wait compares with, and in the upper half what else its function of the word needs: see `met`."""
+    if s.ops[op, t.EXPECTED] >= 0:
+        return wanted_by(s.ops, s.exprs, s.postfix, st.registers, op, agent)
+    return operand(s.exprs, s.postfix, s.ops[op, t.VALUE], st.registers, agent)
+
+
+@njit(cache=True, _nrt=False)
+def wanted_by(ops, exprs, postfix, registers, op, agent):
+    """As `wanted`, called, not inlined."""
+    value = operand(exprs, postfix, ops[op, t.VALUE], registers, agent)
+    if ops[op, t.EXPECTED] >= 0:
+        value |= operand(exprs, postfix, ops[op, t.EXPECTED], registers, agent) << 32
+    return value
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def compares(cond, word, value):
+    """Whether a word meets one of the first conditions, those before SUM_LE."""
     if cond == GE:
         return word >= value
     if cond == EQ:
@@ -102,6 +119,61 @@ def met(cond, word, value):
     if cond == GE_SIGNED:
         return signed(word) >= signed(value)
     return ((word - value) & _MASK) < _HALF
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def met(tests, fn, word, value):
+    """Whether one word meets a wait condition (all but SUM_LE).
+
+    `tests`: `Tables.tests`. `fn`: FN of the wait. `value`: what it compares with, from `wanted`.
+    """
+    return compares(fn, word, value) if fn < SUM_LE else _meets(tests, fn, word, value)
+
+
+@njit(cache=True, _nrt=False)
+def _meets(tests, fn, word, value):
+    if fn >> t.FUNCTION:
+        word, value = _function(tests, (fn >> t.FUNCTION) - 1, word, value), value & _MASK
+    cond = fn & t.CONDITION
+    if cond == LT:
+        return word < value
+    if cond == LE:
+        return word <= value
+    if cond == GT:
+        return word > value
+    if cond == TRUE:
+        return word != 0
+    return compares(cond, word, value)
+
+
+@njit(cache=True, _nrt=False)
+def _function(tests, row, word, value):
+    """What a wait computes of a word before it compares."""
+    while tests[row, t.T_OPERATOR] != t.END:
+        where, other = tests[row, t.T_OPERAND], tests[row, t.T_CONSTANT]
+        if where & 3 == t.FIRST:
+            other = value & _MASK
+        elif where & 3 == t.SECOND:
+            other = (value >> 32) & _MASK
+        if where & t.LEFT:
+            word = _binary(tests[row, t.T_OPERATOR], other, word)
+        else:
+            word = _binary(tests[row, t.T_OPERATOR], word, other)
+        row += 1
+    return word
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def any_of(s, op):
+    """Whether a wait is met by any of several words, which `addresses` lists from ADDR on."""
+    return s.ops[op, t.FN] & t.ANY_OF != 0
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def looks_at_several(s, op):
+    """Whether an agent at this operation has to look again whatever is written: no one word lets it go."""
+    kind = s.ops[op, t.KIND]
+    return kind == t.WAIT_STAMP or (kind == t.WAIT and (s.ops[op, t.FN] == SUM_LE or any_of(s, op)))
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
@@ -115,8 +187,14 @@ def rmw(fn, old, value, expected):
         return max(old, value)
     if fn == t.OR:
         return old | value
-    if fn == t.EXCHANGE:
+    if fn == t.EXCHANGE or fn == t.UPDATE:
         return value
+    if fn == t.MIN:
+        return min(old, value)
+    if fn == t.AND:
+        return old & value
+    if fn == t.XOR:
+        return old ^ value
     return value if old == expected else old
 
 

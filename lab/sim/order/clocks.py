@@ -7,6 +7,7 @@
   wait for anything.
 * A relaxed read gives order only through a later acquire fence. Where a kernel starts and ends there is a fence too.
 * Two agents synchronise when the scopes of both sides include the other: wave < block < device (rank) < system.
+* A drain makes the earlier accesses of its agent complete, for whoever hears of it and acquires: `completion.py`.
 * A packet (a stamped store) is, cell by cell, a relaxed atomic store at system scope, and a wait for stamps a relaxed
   read. As above it joins the first packet that meets it, and gives order through fences only.
 """
@@ -20,7 +21,7 @@ from numba import njit
 
 from lab.protocol import tables as t
 from lab.protocol.program import Scope
-from lab.sim.machine import words
+from lab.sim.machine import completion, words
 from lab.sim.machine.execution import Execution
 
 _BLOCK, _DEVICE, _SYSTEM = int(Scope.BLOCK), int(Scope.DEVICE), int(Scope.SYSTEM)
@@ -32,7 +33,8 @@ class Clocks:
     """Vector clocks of an execution.
 
     Attributes:
-        rows: int32 (steps, chains): what each step knows of every chain, itself included.
+        rows: int32 (steps, chains): what each step knows of every chain, itself included. Where a program drains, more
+            columns follow: the parts of `completion.py`.
         time: int32 (steps,): the step's own time on its chain; 0 for deliveries and timeouts.
         chain: int32 (steps,): its chain.
         joined: int32 (steps,): the step whose write a word read joined, -1: the initial value, or no read.
@@ -64,7 +66,10 @@ def clocks(execution: Execution, guards_only: bool = False, waits_only: bool = F
     cells = len(tables.cell_start) if sent or polled else 0
     stamp, polls = np.full(steps, -1, np.int64), np.zeros((polled, 3), np.int32)
     n_agents = len(tables.agent_start)
-    rows = np.zeros((steps, tables.program.chains), np.int32)
+    parts = 1 if guards_only else completion.parts_of(tables)
+    reach = completion.reach(tables) if parts > 1 else np.zeros((0, 0), np.int8)
+    chains = reach.shape[1] * parts if len(reach) else tables.program.chains
+    rows = np.zeros((steps, chains), np.int32)
     time, chain = np.zeros(steps, np.int32), np.full(steps, -1, np.int32)
     joined, wanted = np.full(steps, -1, np.int32), np.zeros(steps, np.int64)
     program = tables.program
@@ -84,6 +89,7 @@ def clocks(execution: Execution, guards_only: bool = False, waits_only: bool = F
         tables.agent_chain,
         tables.exprs,
         tables.postfix,
+        tables.tests,
         tables.word_initial,
         np.zeros((n_agents, tables.registers + words.STACK), np.int64),
         rows,
@@ -96,6 +102,7 @@ def clocks(execution: Execution, guards_only: bool = False, waits_only: bool = F
         (np.full(cells, -1, np.int64), np.zeros((sent, 2), np.int64)),
         (np.full(cells, -1, np.int64), np.zeros(polled, np.int64)),
         polls,
+        reach,
         guards_only,
         waits_only,
     )
@@ -133,11 +140,13 @@ def join(into, other):
 
 
 @njit(cache=True)
-def _join_released(now, pending, agent, acquires, scope, write, released, is_rmw, previous, writer, rows, places):
+def _join_released(
+    now, pending, agent, acquires, scope, write, released, is_rmw, previous, writer, rows, places, reach
+):
     """Join what a write released to `agent`, and through a chain of RMWs what the writes before it did.
 
     Each of them synchronises by itself: its scope and the reader's must include the other's agent. A relaxed read
-    keeps what it saw for a later acquire fence.
+    keeps what it saw for a later acquire fence. What the writer had heard of drains can be relied on by who acquires.
     """
     rank, block, call, host = places
     while write >= 0:
@@ -146,6 +155,18 @@ def _join_released(now, pending, agent, acquires, scope, write, released, is_rmw
         row = released[write, level]
         if row >= 0 and scope >= needed:
             join(now[agent] if acquires else pending[agent, level], rows[row])
+        if len(reach) and acquires and scope >= needed:
+            completion.rely(now[agent], rows[write], reach[agent], scope, reach.shape[1])
+        if not is_rmw[write]:
+            return
+        write = previous[write]
+
+
+@njit(cache=True)
+def _hear(now, write, is_rmw, previous, rows, chains):
+    """Hear of drains what the writer of a word had heard, and through a chain of RMWs the writers before it."""
+    while write >= 0:
+        completion.hear(now, rows[write], chains)
         if not is_rmw[write]:
             return
         write = previous[write]
@@ -190,6 +211,7 @@ def _clocks(
     agent_chain,
     exprs,
     postfix,
+    tests,
     initial,
     registers,
     rows,
@@ -202,14 +224,17 @@ def _clocks(
     packets,
     seen_before,
     polls,
+    reach,
     guards_only,
     waits_only,
 ):
-    n_agents, n_chains = len(rank), rows.shape[1]
-    now = np.zeros((n_agents, n_chains), np.int32)
+    n_agents, n_chains, drains = len(rank), rows.shape[1], len(reach) > 0
+    if drains:
+        n_chains = reach.shape[1]
+    now = np.zeros((n_agents, rows.shape[1]), np.int32)
     ticks = np.zeros(n_chains, np.int32)
     fence = np.full((n_agents, _LEVELS), -1, np.int32)  # step of the last release fence at least that wide
-    pending = np.zeros((n_agents, _LEVELS, n_chains), np.int32)  # what relaxed reads saw released, by scope needed
+    pending = np.zeros((n_agents, _LEVELS, rows.shape[1]), np.int32)  # what relaxed reads saw released, by scope needed
     released = np.full((steps, _LEVELS), -1, np.int32)  # step whose clock a write releases at each scope
     is_rmw = np.zeros(steps, np.bool_)
     previous = np.full(steps, -1, np.int32)  # the write before it on the same word
@@ -251,25 +276,40 @@ def _clocks(
             # has seen what it saw.
             fn, value = words.ANY, np.int64(0)
             if kind == t.WAIT:
-                fn, value = ops[op, t.FN], words.operand(exprs, postfix, ops[op, t.VALUE], registers, agent)
+                fn, value = ops[op, t.FN], words.wanted_by(ops, exprs, postfix, registers, op, agent)
                 wanted[step] = value
             if fn == words.SUM_LE:
                 earliest[step] = log_seen[step]
             else:
                 floor = _last_seen(last_read[agent], at, log_row, earliest, read_before)
                 earliest[step] = _first_satisfying(
-                    log_seen[step], fn, value, log_value, previous, now[agent], time, chain, initial[at], floor
+                    log_seen[step], tests, fn, value, log_value, previous, now[agent], time, chain, initial[at], floor
                 )
             is_used = kind != t.WAIT and ops[op, t.DST] >= 0 and used[agent] >> np.uint64(ops[op, t.DST]) & np.uint64(1)
+            is_used = is_used or (kind == t.RMW and ops[op, t.PATIENT] > 0)  # who holds a lock decides what follows
             joined[step] = log_seen[step] if is_used else earliest[step]
             read_before[step], last_read[agent] = last_read[agent], step
             acquires = order & 1 != 0
             if (acquires or not guards_only) and (kind == t.WAIT or not waits_only):
                 for k in range(ops[op, t.COUNT] if fn == words.SUM_LE else 1):
                     seen = joined[step] if k == 0 else last[at + k]
+                    if drains:
+                        _hear(now[agent], seen, is_rmw, previous, rows, n_chains)
                     if seen >= 0 and scope >= _needed_scope(agent, writer[seen], rank, block, call, host):
                         _join_released(
-                            now, pending, agent, acquires, scope, seen, released, is_rmw, previous, writer, rows, places
+                            now,
+                            pending,
+                            agent,
+                            acquires,
+                            scope,
+                            seen,
+                            released,
+                            is_rmw,
+                            previous,
+                            writer,
+                            rows,
+                            places,
+                            reach,
                         )
         writes = kind == t.STORE or kind == t.RMW
         if kind == t.LOAD or kind == t.RMW:
@@ -284,14 +324,16 @@ def _clocks(
         if kind == t.EXPECT and ops[op, t.DST] >= 0:
             registers[agent, ops[op, t.DST]] = log_value[step]
         if kind == t.WAIT_STAMP:
-            wanted[step] = words.operand(exprs, postfix, ops[op, t.VALUE], registers, agent)
-            first, condition = polled, (ops[op, t.FN], wanted[step])
+            wanted[step] = words.wanted_by(ops, exprs, postfix, registers, op, agent)
+            first, condition = polled, (tests, ops[op, t.FN], wanted[step])
             polled = _poll(
                 step, condition, payload, at, packets, seen_before, stamp, polls, polled, now[agent], time, chain
             )
             for k in range(first, polled):
                 seen = polls[k, 2]
                 if seen >= 0 and (k == first or seen != polls[k - 1, 2]):
+                    if drains:
+                        _hear(now[agent], np.int32(seen), is_rmw, previous, rows, n_chains)
                     _join_released(
                         now,
                         pending,
@@ -305,11 +347,19 @@ def _clocks(
                         writer,
                         rows,
                         places,
+                        reach,
                     )
         boundary = (kind == t.WAIT or kind == t.RMW) and sync & t.BOUNDARY != 0
         if boundary or (kind == t.FENCE and order & 1):
             for level in range(1, scope + 1):
                 join(now[agent], pending[agent, level])
+            if drains:
+                completion.rely(now[agent], now[agent], reach[agent], scope, n_chains)
+        if drains:
+            if kind == t.FENCE and sync & t.DRAIN:
+                completion.drain(now[agent], c, ticks[c], n_chains)
+            if scope >= _SYSTEM and (boundary or (order & 2 and (kind == t.FENCE or writes))):
+                completion.write_back(now[agent], reach[agent], n_chains)
         rows[step] = now[agent]
         if boundary or (kind == t.FENCE and order & 2):
             for level in range(1, scope + 1):
@@ -352,7 +402,7 @@ def _poll(step, condition, payload, row, packets, seen_before, stamp, polls, pol
     moves, sources, items = payload
     last, nodes = packets
     last_poll, poll_before = seen_before
-    cond, value = condition
+    tests, cond, value = condition
     at = sources[moves[row, t.M_SOURCES]]
     for i in range(at, at + moves[row, t.M_COUNT]):
         cell, floor = items[i], np.int64(-1)
@@ -365,12 +415,12 @@ def _poll(step, condition, payload, row, packets, seen_before, stamp, polls, pol
         best, node = np.int64(-1), last[cell]
         while node >= 0:
             write = nodes[node, 0]
-            if words.met(cond, stamp[write], value):
+            if words.met(tests, cond, stamp[write], value):
                 best = write
             if now[chain[write]] >= time[write] or write == floor:
                 break
             node = nodes[node, 1]
-        if node < 0 and words.met(cond, 0, value):
+        if node < 0 and words.met(tests, cond, 0, value):
             best = np.int64(-1)
         polls[polled, 0], polls[polled, 1], polls[polled, 2] = step, cell, best
         last_poll[cell], poll_before[polled] = polled, last_poll[cell]
@@ -408,7 +458,7 @@ def _last_seen(read, at, log_row, earliest, read_before):
 
 
 @njit(cache=True)
-def _first_satisfying(seen, cond, value, log_value, previous, now, time, chain, initial, floor):
+def _first_satisfying(seen, tests, cond, value, log_value, previous, now, time, chain, initial, floor):
     """The earliest write (or -1, the initial value) that meets the condition and that the reader may still see.
 
     Coherence: it may not see a write older than one that happens before it, or than `floor`, which it saw before.
@@ -416,11 +466,11 @@ def _first_satisfying(seen, cond, value, log_value, previous, now, time, chain, 
     best = seen
     write = seen
     while write >= 0:
-        if cond == words.ANY or words.met(cond, log_value[write], value):
+        if cond == words.ANY or words.met(tests, cond, log_value[write], value):
             best = write
         if now[chain[write]] >= time[write] or write == floor:
             return best
         write = previous[write]
-    if cond == words.ANY or words.met(cond, initial, value):
+    if cond == words.ANY or words.met(tests, cond, initial, value):
         return np.int32(-1)
     return best

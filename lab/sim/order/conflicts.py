@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lab.protocol import tables as t
+from lab.protocol.cells import count_of
 from lab.protocol.expr import enumerate_index
 from lab.protocol.program import Memory, Span
 from lab.protocol.tables import Tables
@@ -60,13 +61,13 @@ def racing_partners(tables: Tables, straight: Straight) -> tuple[np.ndarray, np.
     them commute with whatever is not ordered after them. Delivering data whose next reader is behind a later flag,
     and reading data whose next overwriter is behind a wait on a flag that the reader publishes later, are ordered
     with those by the must order. What remains are accesses to the same cells that nothing orders, and a store of one
-    wave with what another wave may do only before it is issued or after it has arrived.
+    wave, or what hands it over, with what another wave may do only before that or after the store has arrived.
     """
     s, n = straight, len(tables.ops)
     delivery = (s.kind == DELIVER_DATA) | (s.kind == DELIVER_WORD)
     number = s.op + n * delivery
     lists: list[list[int]] = [[] for _ in range(2 * n)]
-    for step, other in [*s.racing_pairs().tolist(), *s.held_pairs().tolist()]:
+    for step, other in [*s.racing_pairs().tolist(), *s.held_pairs()[:, 1:].tolist()]:
         lists[number[step]].append(int(number[other]))
         lists[number[other]].append(int(number[step]))
     return _flat(lists)
@@ -81,8 +82,8 @@ def _flat(lists: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
 class Touch:
     """What a step may touch: words and cells read and written, links pushed to.
 
-    posts, drains: Where blocks have several waves, (block, rank) as one number: what the block sends where, and what
-    has to have arrived before the step.
+    posts, drains: Where blocks have several waves, (block, rank) as one number: what the block sends where or hands
+    over, and what of it has to have arrived before the step.
     """
 
     reads: set[int]
@@ -196,9 +197,12 @@ def _touch_queues(tables: Tables, found: list[Touch | None]) -> None:
             continue
         ranks = 0
         for at in _places(tables, row):
-            ranks |= int(m.drained.py_func(s, row, at))
+            _, handed, whole = m.drained.py_func(s, row, at)
+            ranks |= int(handed | whole)
         now.drains |= {block * world + rank for rank in range(world) if ranks >> rank & 1}
         now.posts |= {block * world + link % world for link in now.links}
+        if m.hands_over.py_func(s, row):
+            now.posts |= {block * world + rank for rank in range(world)}
 
 
 def _places(tables: Tables, row: int) -> list[int]:
@@ -209,7 +213,8 @@ def _places(tables: Tables, row: int) -> list[int]:
     if kind == t.FENCE:
         return [-1]
     first = int(tables.ops[row, t.ADDR])
-    return list(range(first, first + len(enumerate_index(*(span.start for span in _spans(tables, row)))[1][0])))
+    starts = (span.start for span in _spans(tables, row))
+    return list(range(first, first + len(enumerate_index(*starts, count_of(tables.op(row)))[1][0])))
 
 
 def _spans(tables: Tables, row: int) -> tuple[Span, ...]:

@@ -139,7 +139,13 @@ def _releases_nothing(op: Rmw) -> bool:
 
 
 def _only_counts(op: Wait) -> bool:
-    return op.order is Order.RELAXED and op.cond is Cond.GE and op.bound is None and op.seconds is None
+    return (
+        op.order is Order.RELAXED
+        and op.cond is Cond.GE
+        and op.of is None
+        and not op.others
+        and op.bound is op.seconds is None
+    )
 
 
 def _reasons(execution: Execution, guards: Clocks, racy: bool) -> Iterator[str]:
@@ -147,6 +153,8 @@ def _reasons(execution: Execution, guards: Clocks, racy: bool) -> Iterator[str]:
     used = used_registers(execution.tables)
     for agent in agents:
         for op in agent.ops:
+            if isinstance(op, Wait) and op.others:
+                yield f"{agent.name} waits for any of several words ({op.site}), and which of them comes first is open"
             if isinstance(op, Wait) and op.cond is Cond.SUM_LE:
                 yield f"{agent.name} waits for a sum of words ({op.site}), which several orders of writes can meet"
             if isinstance(op, Expect) and racy and op.dst is not None and used[agent.id, op.dst]:
@@ -233,7 +241,8 @@ class _Word:
         joined, wanted = self._joined[step], int(self._clocks.wanted[step])
         needed = self._writes[self._writes <= joined]
         for write in loose[loose > joined].tolist():
-            if not words.met.py_func(int(op.cond), int(self._values[write]), wanted):
+            fn = int(self._tables.ops[self._log.op[step], t.FN])
+            if not words.met.py_func(self._tables.tests, fn, int(self._values[write]), wanted):
                 return True
             c = self._clocks
             if isinstance(self._op(write), Rmw) and not np.all(c.rows[write, c.chain[needed]] >= c.time[needed]):

@@ -35,8 +35,8 @@ class Events:
 
     entity: who makes it; chain: its clock component; op: its row of the tables; kind;
     visible: of a store, the event that makes it visible (itself, or its delivery); posted_by: of a delivery, its
-        store's event; drains: the ranks, as bits, that must have received what its block stored (see
-        `interleaved.drained`);
+        store's event; drains: int64 (events, 3), what must have arrived before it (see `interleaved.drained`);
+    hands: whether it hands what its wave stored to the other waves of its block;
     touched_at, touched: the words that it reads or writes visibly, which come before stamps of cells handled alike;
     touching: the event of each entry of `touched`; initial: what each word holds at first;
     writes: whether it writes what it touches; value: what; wanted: what a wait compares with.
@@ -50,6 +50,7 @@ class Events:
     visible: np.ndarray
     posted_by: np.ndarray
     drains: np.ndarray
+    hands: np.ndarray
     touched_at: np.ndarray
     touched: np.ndarray
     touching: np.ndarray
@@ -74,7 +75,8 @@ def events_of(tables: Tables, execution: Execution) -> Events:
     op = np.where(delivery, log.op[np.maximum(posted_by, 0)], log.op[:n]).astype(np.int32)
     table_kind = tables.ops[op, t.KIND]
     waits = np.isin(table_kind, (t.WAIT, t.WAIT_STAMP))
-    if np.any(tables.ops[op[waits], t.FN] == words.SUM_LE):
+    fn = tables.ops[op[waits], t.FN]
+    if np.any((fn == words.SUM_LE) | ((table_kind[waits] == t.WAIT) & (fn & t.ANY_OF > 0))):
         raise NotStraightError("a wait reads several words at once")
     used = used_results(tables)
     adds = (table_kind == t.RMW) & (tables.ops[op, t.FN] == t.ADD) & ~used[op]
@@ -99,6 +101,7 @@ def events_of(tables: Tables, execution: Execution) -> Events:
     links = np.unique(entity[entity >= agents])
     number[links] = tables.program.chains + np.arange(len(links))
     chain = number[entity].astype(np.int32)
+    drains, hands = _drains(execution.static, op, log.row[:n], delivery, entity)
     return Events(
         entity=entity,
         chain=chain,
@@ -107,7 +110,8 @@ def events_of(tables: Tables, execution: Execution) -> Events:
         kind=kind.astype(np.int8),
         visible=visible,
         posted_by=posted_by,
-        drains=_drains(execution.static, op, log.row[:n], delivery),
+        drains=drains,
+        hands=hands,
         touched_at=np.searchsorted(touching, np.arange(n + 1)),
         touched=touched,
         touching=touching,
@@ -119,14 +123,16 @@ def events_of(tables: Tables, execution: Execution) -> Events:
 
 
 @njit(cache=True)
-def _drains(s, op, row, delivery):
-    """`interleaved.drained` of each event; a delivery waits for nothing."""
-    found = np.zeros(len(op), np.int64)
+def _drains(s, op, row, delivery, entity):
+    """`interleaved.drained` and `hands_over` of each event; a delivery waits for nothing."""
+    found, hands = np.zeros((len(op), 3), np.int64), np.zeros(len(op), np.bool_)
     if s.model == m.POSTED:
         for e in range(len(op)):
             if not delivery[e]:
-                found[e] = m.drained(s, op[e], np.int64(row[e]))
-    return found
+                found[e, 0], found[e, 1], found[e, 2] = m.drained(s, op[e], np.int64(row[e]))
+                agent = entity[e]
+                hands[e] = s.block_end[agent] - s.block_start[agent] > 1 and m.hands_over(s, op[e])
+    return found, hands
 
 
 def _touches(

@@ -46,6 +46,7 @@ def why_not(tables: Tables, execution: Execution, events: Events, order: MustOrd
         events.kind,
         events.writes,
         used,
+        tables.tests,
         tables.ops[events.op, t.FN],
         events.wanted,
         events.value,
@@ -90,7 +91,7 @@ def _previous_of_chain(events: Events) -> np.ndarray:
 
 @njit(cache=True)
 def _verify_words(
-    touching, edges, chain, kind, writing, used, fn, wanted, value, initial, rows, time, met_by, previous
+    touching, edges, chain, kind, writing, used, tests, fn, wanted, value, initial, rows, time, met_by, previous
 ):
     """Hold the conditions of the module's docstring; returns (problem, event)."""
     writes = np.zeros(len(touching), np.int64)
@@ -125,6 +126,7 @@ def _verify_words(
                     chained,
                     chain,
                     kind,
+                    tests,
                     fn[e],
                     wanted[e],
                     value,
@@ -139,7 +141,7 @@ def _verify_words(
 
 
 @njit(cache=True)
-def _wait_is_fixed(e, writes, chained, chain, kind, fn, wanted, value, initial, rows, time, met_by, previous):
+def _wait_is_fixed(e, writes, chained, chain, kind, tests, fn, wanted, value, initial, rows, time, met_by, previous):
     n = len(writes)
     needed = 0  # writes up to the one that meets it
     while needed < n and (needed == 0 or writes[needed - 1] != met_by) and met_by >= 0:
@@ -152,7 +154,7 @@ def _wait_is_fixed(e, writes, chained, chain, kind, fn, wanted, value, initial, 
             if visible > 0 and rows[writes[visible - 1], chain[e]] >= time[e]:
                 break  # comes after the wait
             now = initial if visible == 0 else value[writes[visible - 1]]
-            if words.met(fn, now, wanted) != (visible >= needed):
+            if words.met(tests, fn, now, wanted) != (visible >= needed):
                 return False
         return True
     # Additions that nothing orders: they only grow, so a state meets the wait if it has all that are needed, and no

@@ -2,9 +2,10 @@
 
 The machine runs the program once, `clocks` says what each step comes after. Then all conflicting accesses of each
 payload cell are compared pairwise; two that neither clock covers race, whatever happened in this run. Words never race
-(they are atomic). In the cells of a packet, what a wait for it happens before comes after it (coherence): accesses of
-the waiter, of its next kernel, of whom it tells. But packets that nothing orders race with each other, and a packet
-with a wait that it might unmeet.
+(they are atomic), and an access that is complete does not race with what relies on that (`completion.py`). In the
+cells of a packet, what a wait for it happens before comes after it (coherence): accesses of the waiter, of its next
+kernel, of whom it tells. But packets that nothing orders race with each other, and a packet with a wait that it might
+unmeet.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from numba import njit
 
 from lab.protocol import tables as t
 from lab.protocol.tables import Tables
-from lab.sim.machine import words
+from lab.sim.machine import completion, words
 from lab.sim.machine.execution import Execution, execute
 from lab.sim.order.clocks import Clocks, clocks, join
 from lab.sim.order.missing import missing_order
@@ -60,13 +61,22 @@ def conflicts(tables: Tables, execution: Execution, found: Clocks, ordered: bool
     return _all_pairs(
         *(column[order] for column in (cells, steps, kinds, has)),
         found.stamp,
+        tables.tests,
         cond,
         found.wanted,
         found.rows,
         found.time,
         found.chain,
+        _drains(tables, found),
         ordered,
     )
+
+
+def _drains(tables: Tables, found: Clocks) -> tuple[int, int, np.ndarray]:
+    """(parts of a clock, chains, of each cell the part that says whether a store to it is complete)."""
+    parts = completion.parts_of(tables)
+    of_region = np.array([completion.part_of_memory(r.memory) for r in tables.program.regions], np.int8)
+    return parts, found.rows.shape[1] // parts, of_region[tables.cell_region]
 
 
 def accesses(tables: Tables, execution: Execution) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -91,13 +101,25 @@ def accesses(tables: Tables, execution: Execution) -> tuple[np.ndarray, np.ndarr
 
 
 @njit(forceinline=True, cache=True)
-def _leaves_met(write, wait, stamp, cond, wanted):
+def _leaves_met(write, wait, stamp, tests, cond, wanted):
     """Whether a write of a cell cannot unmeet a wait for its stamp, so that the two need no order."""
-    return stamp[write] < 0 or words.met(cond[wait], stamp[write], wanted[wait])
+    return stamp[write] < 0 or words.met(tests, cond[wait], stamp[write], wanted[wait])
+
+
+@njit(forceinline=True, cache=True)
+def _before(a, b, kind, cell, rows, time, chain, drains):
+    """Whether access `a` of a cell, of a kind, happens before step `b` or is complete and `b` may rely on that."""
+    if rows[b, chain[a]] >= time[a]:
+        return True
+    parts, chains, part_of_cell = drains
+    if parts == 1:
+        return False
+    part = part_of_cell[cell] if kind == WRITE else completion.UNCACHED
+    return completion.relies_on(rows[b], chain[a], time[a], part, chains)
 
 
 @njit(cache=True)
-def _known(steps, kinds, has, rows, time, chain):
+def _known(cell, steps, kinds, has, rows, time, chain, drains):
     """What each access of a cell comes after in the cell: its clock, and more by coherence; int32 (accesses, chains).
 
     What a wait for a packet happens before comes after that packet, and so after whatever the packet comes after in
@@ -112,13 +134,13 @@ def _known(steps, kinds, has, rows, time, chain):
             if steps[i] == steps[j]:
                 continue
             packet = kinds[i] == WRITE and kinds[j] == WAIT and steps[i] == has[j]
-            if packet or rows[steps[j], chain[steps[i]]] >= time[steps[i]]:
+            if packet or _before(steps[i], steps[j], kinds[i], cell, rows, time, chain, drains):
                 join(known[j], known[i])
     return known
 
 
 @njit(cache=True)
-def _all_pairs(cells, steps, kinds, has, stamp, cond, wanted, rows, time, chain, ordered):
+def _all_pairs(cells, steps, kinds, has, stamp, tests, cond, wanted, rows, time, chain, drains, ordered):
     """See `conflicts`."""
     size = 1024
     table = np.full(size, -1, np.int64)
@@ -133,20 +155,20 @@ def _all_pairs(cells, steps, kinds, has, stamp, cond, wanted, rows, time, chain,
             hi += 1
         polled = np.any(kinds[lo:hi] == WAIT)
         if polled:
-            known = _known(steps[lo:hi], kinds[lo:hi], has[lo:hi], rows, time, chain)
+            known = _known(cells[lo], steps[lo:hi], kinds[lo:hi], has[lo:hi], rows, time, chain, drains)
         for i in range(lo, hi):
             for j in range(i + 1, hi):
                 a, b = steps[i], steps[j]
                 if (kinds[i] != WRITE and kinds[j] != WRITE) or a == b or chain[a] == chain[b]:
                     continue
-                if rows[b, chain[a]] >= time[a]:
+                if _before(a, b, kinds[i], cells[i], rows, time, chain, drains):
                     if not ordered:
                         continue
                 elif polled and known[j - lo, chain[a]] >= time[a]:
                     continue
-                if kinds[j] == WAIT and _leaves_met(a, b, stamp, cond, wanted):
+                if kinds[j] == WAIT and _leaves_met(a, b, stamp, tests, cond, wanted):
                     continue
-                if kinds[i] == WAIT and _leaves_met(b, a, stamp, cond, wanted):
+                if kinds[i] == WAIT and _leaves_met(b, a, stamp, tests, cond, wanted):
                     continue
                 slot = ((np.int64(a) * 2654435761 + b) * 40503) & (size - 1)
                 while table[slot] >= 0 and (out[table[slot], 0] != a or out[table[slot], 1] != b):

@@ -68,7 +68,8 @@ class Straight:
         check_races: bool, whether the two steps of a check are unordered.
         clock: int32 (steps, threads), how many steps of each thread precede or are a step, in the must order.
         delivery: int64, of a store that is posted, the row of its delivery; -1: it is none.
-        drains: int64, the ranks, as bits, that must have received what the step's block stored (`interleaved.drained`).
+        drains: int64 (steps, 3), what must have arrived before each step (`interleaved.drained`).
+        handed_by: int64, of a posted store, the row of the step that hands it to the other waves; -1: none.
         wrong: Whether the recorded execution has wrong elements.
     """
 
@@ -91,6 +92,7 @@ class Straight:
     clock: np.ndarray
     delivery: np.ndarray
     drains: np.ndarray
+    handed_by: np.ndarray
     wrong: bool
     _accesses: tuple[np.ndarray, np.ndarray, np.ndarray] = field(repr=False)
 
@@ -136,31 +138,41 @@ class Straight:
         return self.entity[rows[np.argsort(self.event[rows], kind="stable")]]
 
     def held_pairs(self) -> np.ndarray:
-        """int64 (pairs, 2): a posted store of one wave, and a step of another wave of its block that waits for it.
+        """int64 (pairs, 3): a posted store of a wave, what makes it hold others, a step of another wave that it holds.
 
-        These are the pairs that nothing orders. Where the step comes first, it does not wait; where the store comes
-        first, the step waits for its delivery. To all others that is one and the same until the store is delivered.
+        A read is held by the store, a release by the step that hands the store over. These are the pairs in which
+        nothing orders the two. Where the held step comes first, it does not wait; otherwise it waits for the delivery.
+        To all others that is one and the same until the store is delivered.
         """
         s, agents = self.execution.static, len(self.tables.agent_start)
         agent = self.tables.ops[self.op, t.AGENT]
-        number, thread = self._numbers()
-        found = [np.zeros((0, 2), np.int64)]
+        found = [np.zeros((0, 3), np.int64)]
         for block in np.flatnonzero(s.block_end - s.block_start > 1):
             mine = agent == block
             others = (s.block_start[agent] == s.block_start[block]) & ~mine
-            stores, steps = np.flatnonzero(mine & (self.delivery >= 0)), np.flatnonzero(others & (self.drains > 0))
+            stores = np.flatnonzero(mine & (self.delivery >= 0))
             to = (self.entity[self.delivery[stores]] - agents) % s.world
-            waits = self.drains[steps][None, :] >> to[:, None] & 1 > 0
-            waits &= self.clock[steps][:, thread[stores]].T <= number[stores][:, None]
-            waits &= self.clock[stores][:, thread[steps]] <= number[steps][None, :]
-            store, step = np.nonzero(waits)
-            found.append(np.stack((stores[store], steps[step]), axis=1))
+            for kind, holds in ((2, stores), (1, self.handed_by[stores])):
+                steps, known = np.flatnonzero(others & (self.drains[:, kind] > 0)), holds >= 0
+                waits = self.drains[steps, kind][None, :] >> to[known][:, None] & 1 > 0
+                store, step = np.nonzero(waits & self._unordered(holds[known], steps))
+                found.append(np.stack((stores[known][store], holds[known][store], steps[step]), axis=1))
         return np.concatenate(found)
 
+    def _unordered(self, ones: np.ndarray, others: np.ndarray) -> np.ndarray:
+        """Bool (ones, others): whether the must order leaves two steps open."""
+        number, thread = self._numbers()
+        before = self.clock[others][:, thread[ones]].T > number[ones][:, None]
+        after = self.clock[ones][:, thread[others]] > number[others][None, :]
+        return ~(before | after)
+
     def _held_back(self, counters: np.ndarray, held: np.ndarray) -> np.ndarray:
-        """Steps of a state as the machine makes them: stores that stay on their way come after what they would hold."""
+        """Steps of a state as the machine makes them: what holds others back comes after what it would hold."""
         number, thread = self._numbers()
         made = np.zeros(self.threads, np.int64)
+
+        def arrived(stores: np.ndarray, counted: np.ndarray) -> np.ndarray:
+            return counted[thread[self.delivery[stores]]] > number[self.delivery[stores]]
 
         def may(k: int) -> bool:
             row = self.start[k] + made[k]
@@ -168,13 +180,13 @@ class Straight:
             needed[k] -= 1
             if np.any(needed > made):
                 return False
-            stays = self.delivery[row] >= 0 and number[self.delivery[row]] >= counters[thread[self.delivery[row]]]
-            for step in held[held[:, 0] == row, 1] if stays else ():
-                if made[thread[step]] <= number[step] < counters[thread[step]]:
-                    return False
-            under_way = held[held[:, 1] == row, 0]
-            arrived = made[thread[self.delivery[under_way]]] > number[self.delivery[under_way]]
-            return bool(np.all(arrived | (made[thread[under_way]] <= number[under_way])))
+            holds = held[held[:, 1] == row]
+            steps = holds[~arrived(holds[:, 0], counters), 2]
+            if np.any((made[thread[steps]] <= number[steps]) & (number[steps] < counters[thread[steps]])):
+                return False
+            holding = held[held[:, 2] == row]
+            open_ = made[thread[holding[:, 1]]] <= number[holding[:, 1]]
+            return bool(np.all(open_ | arrived(holding[:, 0], made)))
 
         rows = []
         for _ in range(int(counters.sum())):
@@ -259,6 +271,7 @@ def _assemble(tables: Tables, execution: Execution, events: Events, order: MustO
         clock=clock[by_thread],
         delivery=np.where(events.visible == np.arange(n), -1, row_of[events.visible])[by_thread],
         drains=events.drains[by_thread],
+        handed_by=np.where(order.handed_by < 0, -1, row_of[order.handed_by])[by_thread],
         wrong=bool(execution.state.counts[m.C_WRONG]),
         _accesses=(cells, at, writes),
     )

@@ -241,7 +241,9 @@ def _in_fixed_order(tables: Tables, touched: list[conflicts.Touch | None], early
     fixed = set(np.flatnonzero(_writes(tables, touched) >= h.MAX_CHOICES).tolist())
     for op, touch in zip(tables.ops, touched, strict=False):
         impatient = early and op[t.TARGET] >= 0 and op[t.CLOCK] <= 0
-        if touch and op[t.KIND] in (t.WAIT, t.WAIT_STAMP) and (impatient or op[t.FN] == words.SUM_LE):
+        waits = op[t.KIND] in (t.WAIT, t.WAIT_STAMP) or (op[t.KIND] == t.RMW and op[t.PATIENT])
+        several = op[t.KIND] == t.WAIT and (op[t.FN] == words.SUM_LE or op[t.FN] & t.ANY_OF)
+        if touch and waits and (impatient or several):
             fixed |= touch.reads
             fixed |= {_VISIBILITY} if impatient else set()
     return fixed

@@ -60,6 +60,8 @@ class Room(NamedTuple):
         times: int32 (chains, operations of a chain), the times that matter, in order; many: int32, how many.
         depths: int32, messages of each word, then of each written cell, that may still be chosen.
         snapshots: int32 (releases + 1, chains), those written so far; used: int64 (1,), how many.
+        chains: How many chains there are; clocks have as many times, or a multiple (`completion.py`): a time that
+            matters does so in all parts of a clock.
     """
 
     times: np.ndarray
@@ -67,6 +69,7 @@ class Room(NamedTuple):
     depths: np.ndarray
     snapshots: np.ndarray
     used: np.ndarray
+    chains: int
 
 
 def future(tables: Tables, lowest: np.ndarray, touched: list[conflicts.Touch | None], keep: bool) -> Future:
@@ -109,6 +112,7 @@ def room(s: Static, st: State, f: Future) -> Room:
         depths=np.zeros(len(s.word_initial) + len(f.written), np.int32),
         snapshots=np.zeros((len(st.snapshots) + 1, chains), np.int32),
         used=np.zeros(1, np.int64),
+        chains=s.reach.shape[1] if len(s.reach) else chains,
     )
 
 
@@ -164,6 +168,12 @@ def _note(r, chain, time):
     """Add a time to those that matter."""
     if time <= 0:
         return
+    for of_part in range(chain, len(r.many), r.chains):
+        _note_in(r, of_part, time)
+
+
+@njit(cache=True, _nrt=False)
+def _note_in(r, chain, time):
     n = r.many[chain]
     at = n
     while at > 0 and r.times[chain, at - 1] >= time:

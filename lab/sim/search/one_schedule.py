@@ -15,6 +15,7 @@ import numpy as np
 from numba import njit
 
 from lab.protocol.tables import Tables
+from lab.sim.machine import completion
 from lab.sim.machine.execution import Execution
 from lab.sim.order import races
 from lab.sim.order.guards import guards_between, merge_chains
@@ -54,7 +55,9 @@ def one_schedule(tables: Tables, execution: Execution | None = None) -> OneSched
     kept = np.flatnonzero(found.time > 0)
     place_of = np.full(execution.steps, -1, np.int64)
     place_of[kept] = np.arange(len(kept))
-    chain, rows, time = found.chain[kept], found.rows[kept], found.time[kept]
+    # Without what drains tell: it orders nothing else, so pairs that rely on it are left out below.
+    chains = found.rows.shape[1] // completion.parts_of(tables)
+    chain, rows, time = found.chain[kept], found.rows[kept, :chains], found.time[kept]
     thread = merge_chains(chain, rows.shape[1], rows, time)
     threads = int(thread.max(initial=0)) + 1
     place = np.zeros(len(kept), np.int32)
@@ -83,8 +86,12 @@ def one_schedule(tables: Tables, execution: Execution | None = None) -> OneSched
     joins = np.stack(
         (own, np.where(is_first, continued[own], own), row_of[source], of_thread, minimum), axis=1
     ).reshape(-1, 5)
-    pairs = place_of[races.conflicts(tables, execution, found, ordered=True)[:, :2]]
-    earlier, later = pairs[:, 0], pairs[:, 1]
+    pairs = races.conflicts(tables, execution, found, ordered=True)[:, :2]
+    if chains < found.rows.shape[1]:
+        racing = {tuple(pair) for pair in races.conflicts(tables, execution, found)[:, :2].tolist()}
+        ordered = found.rows[pairs[:, 1], found.chain[pairs[:, 0]]] >= found.time[pairs[:, 0]]
+        pairs = pairs[ordered | np.array([tuple(pair) in racing for pair in pairs.tolist()], bool)]
+    earlier, later = place_of[pairs].T
     # Steps of one thread are ordered: nothing to compare.
     apart = thread[earlier] != thread[later]
     earlier, later = earlier[apart], later[apart]

@@ -1,8 +1,8 @@
 """All states of any program under sc and posted: breadth first over full states of the machine, with exact keys.
 
 A state is a row of int32: program counters, registers that are read, words, every payload cell that anybody writes,
-stamps, and the stores on each link with what they carry. Every operation runs at most once (jumps lead forward), so
-the graph has no cycle.
+stamps, the stores on each link with what they carry, and how many of them a wave has handed to its block. Every
+operation runs at most once (jumps lead forward), so the graph has no cycle.
 
 Partial-order reduction: where one enabled step cannot conflict with anything that others may still do, it alone is
 followed (`lab.sim.order.conflicts`; without cycles nothing is ignored for ever).
@@ -83,6 +83,7 @@ class RowSearch:
         agents, links = len(tables.agent_start), tables.program.world**2
         widest = agents * (1 + tables.registers) + len(tables.word_initial) + 2 * len(self.cells) + len(self.stamps)
         widest += links + 3 * int(self.static.link_at[-1]) + 2 * int(self.static.pending_at[-1])
+        widest += agents * tables.program.world
         self.scratch = np.zeros(widest + 1, np.int32)
         self.registers = np.argwhere(used_registers(tables)).astype(np.int64)
         self.in_flight, self.entities = np.zeros(len(tables.ops), bool), np.zeros(2 * agents + links, np.int32)
@@ -176,6 +177,10 @@ def _pack(s, st, registers, cells, stamps, scratch):
                     for i in range(s.moves[st.queue[k, 1], t.M_COUNT]):
                         put64(scratch, at, st.pending[first + i])
                         at += 2
+        for agent in range(agents):
+            for rank in range(s.world) if s.block_end[agent] - s.block_start[agent] > 1 else range(0):
+                scratch[at] = st.handed[agent, rank]
+                at += 1
     return at
 
 
@@ -220,7 +225,7 @@ def _load(s, st, registers, cells, stamps, arena, at, in_flight):
                 st.queue[k, 2] = np.int64(np.uint32(arena[at + 2]))
                 st.queue[k, 3] = agent
                 st.queue[k, 4] = 0
-                st.outstanding[s.block_start[agent], link % s.world] += 1
+                st.outstanding[agent, link % s.world] += 1
                 in_flight[op] = True
                 at += 3
                 if s.ops[op, t.KIND] == t.MOVE:
@@ -228,6 +233,10 @@ def _load(s, st, registers, cells, stamps, arena, at, in_flight):
                     for i in range(s.moves[row, t.M_COUNT]):
                         st.pending[first + i] = get64(arena, at)
                         at += 2
+        for agent in range(agents):
+            for rank in range(s.world) if s.block_end[agent] - s.block_start[agent] > 1 else range(0):
+                st.handed[agent, rank] = arena[at]
+                at += 1
     for agent in range(agents):
         m.settle(s, st, agent)
 

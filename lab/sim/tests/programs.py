@@ -153,6 +153,7 @@ def litmus(text: str, where: str) -> Litmus:
         x = 1            store           a = x            load into register a
         a = x + 1        atomic add, a gets the old value; `x + 1` alone drops it
         await x >= 1     poll            fence            a fence, acq_rel
+        drain            wait for the own loads and stores
         D = new          the rank's own values are copied into payload D
         read D           payload D is read
 
@@ -189,6 +190,7 @@ _OP = re.compile(
     r"(?:(?P<to>[a-w]) = )?(?:(?P<word>[x-z])(?: \+ (?P<add>\d))?)(?: (?P<order>\w+))?(?:@(?P<scope>\w+))?$"
     r"|(?P<st>[x-z]) = (?P<value>\d)(?: (?P<st_order>\w+))?(?:@(?P<st_scope>\w+))?$"
     r"|await (?P<aw>[x-z]) (?P<cond>\S+) (?P<bound>\d)(?: (?P<aw_order>\w+))?(?:@(?P<aw_scope>\w+))?$"
+    r"|(?P<drain>drain)$"
     r"|fence(?: (?P<f_order>\w+))?(?:@(?P<f_scope>\w+))?$"
     r"|(?P<new>[A-Z]) = new$|read (?P<read>[A-Z])$"
 )
@@ -212,6 +214,8 @@ def _record(b: Block, text: str, home: dict[str, int], named: dict[str, tuple[in
         move(b, b.input, at(part["new"]))
     elif part["read"]:
         move(b, at(part["read"]), b.mine.sink)
+    elif part["drain"]:
+        b.drain()
     elif text.startswith("fence"):
         b.fence(NAMES[part["f_order"] or "acq_rel"], SCOPES[part["f_scope"] or "system"])
     else:

@@ -9,7 +9,19 @@ from hypothesis import strategies as st
 
 from lab.protocol.language.record import span_of
 from lab.protocol.program import WHOLE, Expect, Move, Program
-from lab.protocol.write import ACQ_REL, ACQUIRE, RELAXED, RELEASE, SYSTEM, UNCACHED, Block, Declare, Host, protocol
+from lab.protocol.write import (
+    ACQ_REL,
+    ACQUIRE,
+    BLOCK,
+    RELAXED,
+    RELEASE,
+    SYSTEM,
+    UNCACHED,
+    Block,
+    Declare,
+    Host,
+    protocol,
+)
 
 WORDS, SLOTS = ("x", "y", "z"), ("A", "B")
 
@@ -51,6 +63,7 @@ def tidy_programs(draw: st.DrawFn) -> Program:
     blocks = {rank: draw(st.integers(1, 2)) for rank in range(world)}
     places = [(rank, block) for rank in range(world) for block in range(blocks[rank])]
     kinds = ["put", "put", "copy", "expect", "flag", "flag", "await", "await", "count", "await count"]
+    kinds += ["drain", "block fence"]
     threads = {}
     for place in places[:4]:
         threads[place] = draw(st.lists(_steps(kinds, world, tidy=draw(st.booleans())), min_size=1, max_size=5))
@@ -78,7 +91,8 @@ def wild_programs(draw: st.DrawFn) -> Program:
         "bounded",
         "branch",
     ]
-    kinds += ["fence", "count", "await count", "flag", "await"]
+    kinds += ["wait <", "wait mask", "any", "lock", "update"]
+    kinds += ["fence", "block fence", "drain", "count", "await count", "flag", "await"]
     threads = {place: draw(st.lists(_steps(kinds, world, False), min_size=1, max_size=4)) for place in places}
     return build(threads, world, blocks)
 
@@ -121,8 +135,8 @@ def _can_be_met(step: Step, rank: int, threads: dict[tuple[int, int], list[Step]
         return sum(s.kind == "flag" and s.where == rank for s in source) > (step.name == "x")
     if step.kind == "await count":
         return sum(s.kind == "count" and s.where == rank for s in everywhere) >= step.value
-    if step.kind.startswith("wait") or step.kind == "bounded":
-        return any(s.kind in ("store", "add", "ticket") and s.name == step.name for s in everywhere)
+    if step.kind.startswith("wait") or step.kind in ("bounded", "any"):
+        return any(s.kind in ("store", "add", "ticket", "lock", "update") and s.name == step.name for s in everywhere)
     return True
 
 
@@ -165,7 +179,17 @@ def _record(b: Block, step: Step, flags: dict[tuple[str, int], int], blocks: dic
     elif step.kind == "bounded":
         word = getattr(there, step.name)
         b.wait(word, ">=", step.value, acquire, SYSTEM, 10, lambda: b.store(b.mine.y, 1, release, SYSTEM))
-    elif step.kind == "fence":
-        b.fence(ACQ_REL, SYSTEM)
+    elif step.kind in ("fence", "block fence"):
+        b.fence(ACQ_REL, SYSTEM if step.kind == "fence" else BLOCK)
+    elif step.kind == "drain":
+        b.drain()
+    elif step.kind == "wait mask":
+        b.wait(getattr(there, step.name), "==", step.value & 1, acquire, SYSTEM, mask=1)
+    elif step.kind == "any":
+        b.wait_any([getattr(there, step.name), b.mine.z], ">=", step.value, acquire, SYSTEM)
+    elif step.kind == "lock":
+        b.cas_until(getattr(there, step.name), step.value - 1, step.value, ACQ_REL, SYSTEM)
+    elif step.kind == "update":
+        b.update(getattr(there, step.name), lambda old: (old + step.value) % 3, ACQ_REL, SYSTEM)
     else:
         b.wait(getattr(there, step.name), step.kind.split()[1], step.value, acquire, SYSTEM)

@@ -18,8 +18,10 @@ KINDS = {
     "payload": ("put", "put", "copy", "expect", "expect"),
     "packets": ("send", "send", "poll", "poll"),
     "bounds": ("polls", "seconds"),
+    "conditions": ("wait <", "wait mask", "wait function", "any", "any"),
+    "locks": ("lock", "lock", "update", "xor"),
     "sums": ("store pair", "store pair", "sum"),
-    "fences": ("fence", "fence"),
+    "fences": ("fence", "fence", "drain"),
 }
 
 
@@ -131,6 +133,18 @@ def _record(b: Block, step: Step) -> None:
     elif kind == "branch":
         with b.when(b.load(at, acquire, step.scope) == step.value):
             b.store(b.mine.y, 2, release, step.scope)
+    elif kind == "wait mask":
+        b.wait(at, "==", step.value & 1, acquire, step.scope, mask=1)
+    elif kind == "wait function":
+        b.wait_until(at, lambda word: (word - 1) & 3 == step.value - 1, acquire, step.scope)
+    elif kind == "any":
+        b.wait_any([at, there.pair[0]], ">=", step.value, acquire, step.scope)
+    elif kind == "lock":
+        b.cas_until(at, step.value - 1, step.value, step.order, step.scope)
+    elif kind == "update":
+        b.update(at, lambda old: (old + step.value) % 3, step.order, step.scope)
+    elif kind == "xor":
+        b.rmw("xor", at, step.value, step.order, step.scope)
     elif kind.startswith("wait"):
         b.wait(at, kind.split()[1], step.value, acquire, step.scope)
     elif kind in ("polls", "seconds"):
@@ -146,6 +160,8 @@ def _record(b: Block, step: Step) -> None:
         )
     elif kind == "fence":
         b.fence(step.order or Order.ACQ_REL, step.scope)
+    elif kind == "drain":
+        b.drain()
     elif kind == "store pair":
         b.store(there.pair[step.value - 1], step.value if step.bypass else 2**32 - step.value, release, step.scope)
     elif kind == "sum":

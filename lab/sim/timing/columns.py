@@ -80,6 +80,7 @@ class Arrays(NamedTuple):
     ops: np.ndarray
     exprs: np.ndarray
     postfix: np.ndarray
+    tests: np.ndarray
     addresses: np.ndarray
     moves: np.ndarray
     sources: np.ndarray

@@ -18,6 +18,7 @@ import numpy as np
 from numba import njit
 
 from lab.protocol import tables as t
+from lab.sim.machine import words
 from lab.sim.machine.words import SUM_LE, rmw, signed
 from lab.sim.timing.agenda import pop, push
 from lab.sim.timing.chance import exponential, spread
@@ -197,7 +198,7 @@ def _stores(
 
 @njit(cache=True, nogil=True, _nrt=False)
 def run(
-    ops, exprs, postfix, addresses, moves, sources, items, iterations, place_of_cell, values,
+    ops, exprs, postfix, tests, addresses, moves, sources, items, iterations, place_of_cell, values,
     agent, clock, registers, word, queue, cells, held, cell_waiter, gaps, heap, count, machine, random, checks,
     timeouts, span_op, span_time, p, itemsize, max_events,
 ):  # fmt: skip
@@ -266,7 +267,7 @@ def run(
                 if kind == t.WAIT_STAMP:
                     row = agent[a, ROW]
                     lo = sources[moves[row, t.M_SOURCES]]
-                    time, sleep = stamps_met(cells, items, lo, lo + moves[row, t.M_COUNT], cond, wanted, now, a)
+                    time, sleep = stamps_met(tests, cells, items, lo, lo + moves[row, t.M_COUNT], cond, wanted, now, a)
                     ok = sleep < 0 and time <= now
                     if sleep < 0:
                         later = next_poll(clock, a, time)
@@ -276,7 +277,7 @@ def run(
                         total += signed(word_seen(word, queue, w + k, now, a))
                     ok = total <= signed(wanted)
                 else:
-                    ok = met(cond, word_seen(word, queue, w, now, a), wanted)
+                    ok = met(tests, cond, word_seen(word, queue, w, now, a), wanted)
                 if ok or now >= clock[a, W_END] - 1e-3:
                     if kind == t.WAIT:
                         wake_up(agent, word, heap, count, a, w, width)
@@ -300,7 +301,7 @@ def run(
                         fall_asleep(agent, word, heap, count, a, w, width)
                         for k in range(w, w + width):
                             for j in range(word[k, QUEUED]):
-                                if width > 1 or met(cond, word[k, QUEUE_VALUE + j], wanted):
+                                if width > 1 or met(tests, cond, word[k, QUEUE_VALUE + j], wanted):
                                     later = min(later, next_poll(clock, a, queue[k, QUEUE_TIME + j]))
                                     break
                     elif later == INF:
@@ -332,7 +333,7 @@ def run(
                             p, clock, machine, random, a, rank, word[w, MEMORY], word[w, OWNER], near, WORD_BYTES, now
                         )
                     write_word(word, queue, count, w, value, now, time, a)
-                    wake(ops, agent, clock, word, heap, count, w, value, time)
+                    wake(tests, ops, agent, clock, word, heap, count, w, value, time)
                 elif kind == t.RMW:
                     settle(word, queue, w, now)
                     old = word[w, VALUE]
@@ -340,12 +341,14 @@ def run(
                     expected = np.int64(0)
                     if ops[pc, t.EXPECTED] >= 0:
                         expected = operand(exprs, postfix, ops[pc, t.EXPECTED], registers, a)
+                    if ops[pc, t.DST] >= 0:
+                        registers[a, ops[pc, t.DST]] = old
+                    if ops[pc, t.FN] == t.UPDATE:  # its value is computed of the old one
+                        value = operand(exprs, postfix, ops[pc, t.VALUE], registers, a)
                     value = rmw(ops[pc, t.FN], old, value, expected)
                     word[w, VALUE] = value
                     queue[w, CHANGED] = max(queue[w, CHANGED], now)
-                    if ops[pc, t.DST] >= 0:
-                        registers[a, ops[pc, t.DST]] = old
-                    wake(ops, agent, clock, word, heap, count, w, value, now)
+                    wake(tests, ops, agent, clock, word, heap, count, w, value, now)
                 elif kind == t.EXPECT:
                     due = values[ops[pc, NUMBER]]
                     failed = _check(moves, sources, items, cells, checks, count, a, pc, agent[a, ROW], due, now)
@@ -393,7 +396,7 @@ def run(
                     place = place_of_cell[items[sources[moves[row, t.M_SOURCES]]]]
                     trip = read_ns(p, place & 255, place >> 8, rank, False)
                     trip *= clock[a, RATE] * spread(random, p[ACCESS_SIGMA])
-                    agent[a, W_VALUE] = operand(exprs, postfix, ops[pc, t.VALUE], registers, a)
+                    agent[a, W_VALUE] = words.wanted_by(ops, exprs, postfix, registers, pc, a)
                     agent[a, NEXT] = NOT_WAITING
                     clock[a, W_FIRST], clock[a, W_PERIOD] = now + 0.5 * trip, trip + p[POLL_GAP]
                     clock[a, W_END] = deadline_of(ops, clock, a, pc)
@@ -414,9 +417,9 @@ def run(
                     agent[a, PC] = ops[pc, t.TARGET]
                 now += p[STEP]
             elif kind == t.FENCE:
-                if order & 2:
+                if order & 2 or order & t.DRAIN:
                     now = max(now, clock[a, DRAIN] if scope > DEVICE_SCOPE else clock[a, LOCAL_DRAIN])
-                now += p[FENCE]
+                now += p[FENCE] if order & 3 else 0.0  # a drain only waits
                 agent[a, PC] = pc + 1
             else:
                 w = ops[pc, t.ADDR]
@@ -439,7 +442,7 @@ def run(
                 clock[a, BACK] = 0.5 * trip
                 if kind == t.WAIT:
                     agent[a, W_WORD], agent[a, NEXT] = w, NOT_WAITING
-                    agent[a, W_VALUE] = operand(exprs, postfix, ops[pc, t.VALUE], registers, a)
+                    agent[a, W_VALUE] = words.wanted_by(ops, exprs, postfix, registers, pc, a)
                     clock[a, W_FIRST], clock[a, W_PERIOD] = now + 0.5 * trip, trip + gap
                     clock[a, W_END] = deadline_of(ops, clock, a, pc)
                 push(heap, agent, clock, count, a, now + 0.5 * trip)

@@ -93,17 +93,17 @@ def wake_cell(agent, clock, cell_waiter, heap, count, c, time):
 
 
 @njit(cache=True, _nrt=False)
-def stamps_met(cells, items, lo, hi, cond, value, now, a):
+def stamps_met(tests, cells, items, lo, hi, cond, value, now, a):
     """(when all stamps are met as far as is known, the first cell of which that is not known or -1)."""
     time = now
     for i in range(lo, hi):
         c = items[i]
         cell_seen(cells, c, now, a)
-        if met(cond, np.int64(cells[c, STAMP]), value):
+        if met(tests, cond, np.int64(cells[c, STAMP]), value):
             continue
-        if cells[c, T1] != INF and met(cond, np.int64(cells[c, S1]), value):
+        if cells[c, T1] != INF and met(tests, cond, np.int64(cells[c, S1]), value):
             time = max(time, cells[c, T1])
-        elif cells[c, T2] != INF and met(cond, np.int64(cells[c, S2]), value):
+        elif cells[c, T2] != INF and met(tests, cond, np.int64(cells[c, S2]), value):
             time = max(time, cells[c, T2])
         else:
             return time, c

@@ -17,7 +17,8 @@ import numpy as np
 
 from lab.errors import LabError
 from lab.protocol import tables as t
-from lab.protocol.program import Agent, Expect, Fill, Op, Region, Wait, WaitStamp
+from lab.protocol.errors import ProtocolError
+from lab.protocol.program import CONSTANT, Agent, Expect, Fill, Op, Region, Wait, WaitStamp
 from lab.protocol.tables import Tables
 from lab.sim.machine.words import STACK
 from lab.sim.timing import columns, loop
@@ -199,6 +200,7 @@ def plan(tables: Tables) -> Plan:
             call = ordinal[agent.id] if agent.kind == "host" else agent.call
             call_of[int(pc)] = (agent.rank, call, values[-1])
     ops[:, columns.ROLE], ops[:, columns.NUMBER] = role, number
+    _refuse_untimed(tables)
     memory = np.array([int(region.memory) for region in regions], np.int16)
     initial = np.array([np.nan if r.source is None else value_of(r.source) for r in regions])
     agents, words, cells = len(program.agents), max(1, len(tables.word_initial)), len(tables.cell_start)
@@ -216,6 +218,7 @@ def plan(tables: Tables) -> Plan:
     arrays = columns.Arrays(
         ops=ops,
         exprs=tables.exprs if len(tables.exprs) else np.zeros((1, 3), np.int64),
+        tests=tables.tests,
         postfix=tables.postfix if len(tables.postfix) else np.zeros((1, 2), np.int64),
         addresses=tables.addresses,
         moves=tables.moves,
@@ -243,6 +246,25 @@ def plan(tables: Tables) -> Plan:
         span_time=np.zeros((0, 2)),
     )
     return Plan(tables, arrays, tables.word_initial, initial[tables.cell_region], call_of)
+
+
+def _has_numbers(op: Op) -> bool:
+    """Whether the model knows what numbers an operation writes or expects: constants and maxima have none."""
+    if isinstance(op, Expect):
+        return op.fn == "sum" and all(source[0] != CONSTANT for source in op.due)
+    return not isinstance(op, Fill) or op.source is None or op.source[0] != CONSTANT
+
+
+def _refuse_untimed(tables: Tables) -> None:
+    """Refuse what the model has no time for."""
+    kinds = tables.ops[:, t.KIND]
+    locks = (kinds == t.RMW) & (tables.ops[:, t.PATIENT] > 0)
+    several = (kinds == t.WAIT) & (tables.ops[:, t.FN] & t.ANY_OF > 0)
+    valued = [k for k in np.flatnonzero(kinds == t.MOVE) if tables.moves[tables.ops[k, t.ADDR], t.M_VALUES] >= 0]
+    compared = [k for k in np.flatnonzero(np.isin(kinds, (t.FILL, t.EXPECT))) if not _has_numbers(tables.op(int(k)))]
+    for row in [*np.flatnonzero(locks | several).tolist(), *valued, *compared][:1]:
+        op = tables.op(int(row))
+        raise ProtocolError(f"the timing model does not time this: {op.describe()}", site=op.site)
 
 
 def _widest_iteration(tables: Tables) -> int:

@@ -42,9 +42,9 @@ def operand(exprs, postfix, row, registers, a):
 
 
 @njit(cache=True, _nrt=False)
-def met(cond, word, value):
+def met(tests, cond, word, value):
     """Whether one word meets a wait condition."""
-    return words.met(cond, word, value)
+    return words.met(tests, cond, word, value)
 
 
 @njit(cache=True, _nrt=False)
@@ -124,11 +124,11 @@ def deadline_of(ops, clock, a, pc):
 
 
 @njit(cache=True, _nrt=False)
-def wake(ops, agent, clock, word, heap, count, w, value, time):
+def wake(tests, ops, agent, clock, word, heap, count, w, value, time):
     """Word `w` gets `value` at `time`: everyone whom that satisfies looks at the next poll."""
     a = word[w, WAITER]
     while a >= 0:
-        if met(ops[agent[a, PC], t.FN], value, agent[a, W_VALUE]):
+        if met(tests, ops[agent[a, PC], t.FN], value, agent[a, W_VALUE]):
             poll = next_poll(clock, a, time)
             if agent[a, PLACE] < 0 or poll < clock[a, KEY]:
                 push(heap, agent, clock, count, a, poll)

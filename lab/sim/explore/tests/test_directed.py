@@ -13,6 +13,7 @@ from lab.sim.bench.first_failure import first_failures
 from lab.sim.check import check
 from lab.sim.explain import minimise
 from lab.sim.explain.minimise import key_of, smallest_witness
+from lab.sim.explain.tests.test_minimise import benign
 from lab.sim.explore import directed
 from lab.sim.explore.directed import DIRECTED, Plan, plan_for, plan_of
 from lab.sim.explore.executor import Threads
@@ -21,7 +22,6 @@ from lab.sim.machine import interleaved as m
 from lab.sim.machine.engines import Engine
 from lab.sim.machine.execution import execute
 from lab.sim.order.races import find_races
-from lab.sim.explain.tests.test_minimise import benign
 
 
 def seed_two_shot(**changes):

@@ -192,11 +192,13 @@ flags("flag, uncached, polled at block scope", UNCACHED, SYSTEM, BLOCK)
 # ---- waves of a block
 
 
-def waves(name: str, publish: Callable[[Block], None], receive: Callable[[Block], None]) -> None:
+def waves(
+    name: str, publish: Callable[[Block], None], receive: Callable[[Block], None], memory: Memory = UNCACHED
+) -> None:
     """A push of one slot by two waves, and a reduce by two waves; the text between is the case."""
 
     def declare(d: Declare) -> None:
-        d.payload("slot", d.max_elements, UNCACHED, source=d.world)
+        d.payload("slot", d.max_elements, memory, source=d.world)
         d.words("flag", d.world)
 
     def kernel(b: Block) -> None:
@@ -257,6 +259,50 @@ waves("waves, barrier, fence by the leader, relaxed flag", barrier_then_fence, a
 waves("waves, fence by the leader, barrier, relaxed flag", fence_then_barrier, await_then_barrier)
 waves("waves, fences of all, barrier, relaxed flag", fences_of_all_then_barrier, await_then_barrier)
 waves("waves, acquire by the leader without a barrier", barrier_then_release, await_flags)
+
+
+def meet(*, drain: str = "all", first: str = "drain", publish: Order | None = None) -> Callable[[Block], None]:
+    """A bare barrier, who drains, which comes first, what the leader releases before its relaxed flag."""
+
+    def kernel(b: Block) -> None:
+        for what in ("drain", "barrier") if first == "drain" else ("barrier", "drain"):
+            if what == "barrier":
+                b.bare_barrier()
+            elif drain != "nobody":
+                (b if drain == "all" else b.leader).drain()
+        if publish is not None:
+            b.leader.fence(publish, SYSTEM)
+        raise_flags(b, RELAXED)
+
+    return kernel
+
+
+def drain_alone(b: Block) -> None:
+    b.drain()
+    raise_flags(b, RELAXED)
+
+
+def await_then_bare_barrier(b: Block) -> None:
+    await_flags(b)
+    b.bare_barrier()
+
+
+def poll_then_fences(b: Block) -> None:
+    for j in b.peers:
+        b.leader.wait(b.mine.flag[j], ">=", b.call, RELAXED, SYSTEM)
+    b.bare_barrier()
+    b.fence(ACQUIRE, SYSTEM)
+
+
+waves("waves, drained by all, bare barrier, relaxed flag", meet(), await_then_barrier)
+waves("waves, bare barrier, fence by the leader", meet(drain="nobody", publish=RELEASE), await_then_barrier)
+waves("waves, drained by the leader alone, bare barrier", meet(drain="leader"), await_then_barrier)
+waves("waves, drained by all, no barrier", drain_alone, await_then_barrier)
+waves("waves, bare barrier, then drained by all", meet(first="barrier"), await_then_barrier)
+waves("waves, cached slots drained by all, bare barrier", meet(), await_then_barrier, CACHED)
+waves("waves, cached slots drained by all, fence by the leader", meet(publish=RELEASE), await_then_barrier, CACHED)
+waves("waves, acquire by the leader, bare barrier", barrier_then_release, await_then_bare_barrier)
+waves("waves, polled by the leader, bare barrier, fences of all", meet(), poll_then_fences)
 
 
 # ---- payload under way

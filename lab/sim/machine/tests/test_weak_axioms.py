@@ -6,6 +6,9 @@ the order of the writes of each word; and keeps what the axioms allow (Lahav et 
 * coherence: happens-before followed by (reads-from, modification order, from-read)+ has no cycle;
 * atomicity: nothing comes between the read and the write of a read-modify-write;
 * no cycle of program order and reads-from.
+
+Where threads drain, coherence also holds along what is complete: a store, drained by its thread, is before whatever
+comes after an acquire by somebody who has heard of the drain, by program order and reads-from, before.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ class Event:
     """One operation of a thread, or the initial value of a word (thread -1)."""
 
     thread: int
-    kind: str  # load, await, store, add, fence, initial
+    kind: str  # load, await, store, add, fence, drain, initial
     word: str = ""
     value: int = 0  # stored, added, awaited
     register: str = ""
@@ -52,6 +55,8 @@ class Event:
         return self.kind in ("store", "add", "initial")
 
     def __str__(self) -> str:
+        if self.kind == "drain":
+            return "drain"
         at = f" {self.order.name.lower()}@{self.scope.name.lower()}"
         return {
             "load": f"{self.register} = {self.word}",
@@ -154,7 +159,39 @@ def _consistent(
     happens_before = _closed(_program_order(events) | _synchronises(events, seen, ranks))
     if np.trace(happens_before):
         return False
-    return not np.any(happens_before & _closed(coherence).T)
+    complete = _complete(events, seen, ranks, happens_before)
+    return not np.any((happens_before | complete) & _closed(coherence).T)
+
+
+def _complete(
+    events: list[Event], seen: dict[int, int], ranks: tuple[int, ...], happens_before: np.ndarray
+) -> np.ndarray:
+    """Stores that are complete before each event, where its thread may rely on that."""
+    n, before, heard = len(events), _program_order(events), _program_order(events)
+    for read, write in seen.items():
+        heard[write, read] = True
+    heard = _closed(heard)
+    relation = np.zeros((n, n), bool)
+    for store, drain in product(range(n), repeat=2):
+        if not (events[store].writes and events[drain].kind == "drain" and before[store, drain]):
+            continue
+        for k, e in enumerate(events):
+            told = [k] if e.kind == "fence" else _told(events, seen, ranks, k)
+            reaches = e.thread >= 0 and e.scope >= _needed(events[store].thread, e.thread, ranks)
+            if e.order.acquires and reaches and any(heard[drain, write] for write in told):
+                relation[store] |= happens_before[k]
+                relation[store, k] = True
+    return relation
+
+
+def _told(events: list[Event], seen: dict[int, int], ranks: tuple[int, ...], read: int) -> list[int]:
+    """The writes of which a read acquires what their threads had heard: what it saw, and what additions replaced."""
+    found, write = [], seen.get(read, -1)
+    while write >= 0 and events[write].kind != "initial":
+        if events[read].scope >= _needed(events[write].thread, events[read].thread, ranks):
+            found.append(write)
+        write = seen[write] if events[write].kind == "add" else -1
+    return found
 
 
 def _synchronises(events: list[Event], seen: dict[int, int], ranks: tuple[int, ...]) -> np.ndarray:
@@ -208,13 +245,13 @@ def programs(draw: st.DrawFn, most: int = 7) -> Threads:
     for thread, rank in enumerate(shape):
         events = []
         for _ in range(draw(st.integers(1, min(4, left - (len(shape) - 1 - thread))))):
-            kind = draw(st.sampled_from(("load", "load", "store", "store", "store", "add", "await", "fence")))
-            order = Order[draw(st.sampled_from(ORDERS[kind])).upper()]
+            kind = draw(st.sampled_from(("load", "load", "store", "store", "store", "add", "await", "fence", "drain")))
+            order = Order[draw(st.sampled_from(ORDERS.get(kind, ("relaxed",)))).upper()]
             scope = Scope[draw(st.sampled_from(SCOPES)).upper()]
             register = next(names) if kind in ("load", "add") else ""
             number = draw(st.integers(1, 3)) if kind == "await" else value if kind == "store" else 1
             value += kind == "store"
-            word = draw(st.sampled_from(WORDS)) if kind != "fence" else ""
+            word = draw(st.sampled_from(WORDS)) if kind not in ("fence", "drain") else ""
             events.append(Event(thread, kind, word, number, register, order, scope))
         left -= len(events)
         threads.append((rank, tuple(events)))

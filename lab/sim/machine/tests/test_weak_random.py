@@ -31,7 +31,7 @@ class Step:
     """One operation.
 
     put, get, copy: payload; flag, await: a grow-only flag of one writer; count, full: a counter of all; note, decide: a
-    word as data; fence.
+    word as data; fence; drain.
     """
 
     what: str
@@ -51,7 +51,21 @@ Threads = tuple[tuple[int, tuple[Step, ...]], ...]
 def programs(draw: st.DrawFn) -> Threads:
     """Two to four blocks on two ranks; most accesses are ordered, some are not."""
     ranks = draw(st.sampled_from(((0, 1), (0, 0, 1), (0, 1, 1), (0, 0, 1, 1))))
-    kinds = ("put", "get", "copy", "flag", "flag", "await", "await", "count", "full", "note", "decide", "fence")
+    kinds = (
+        "put",
+        "get",
+        "copy",
+        "flag",
+        "flag",
+        "await",
+        "await",
+        "count",
+        "full",
+        "note",
+        "decide",
+        "fence",
+        "drain",
+    )
     strong = draw(st.booleans())
     orders = (Order.ACQ_REL,) if strong else (Order.ACQ_REL, Order.ACQ_REL, Order.RELAXED)
     scopes = (Scope.SYSTEM,) if strong else (Scope.SYSTEM, Scope.SYSTEM, Scope.DEVICE)
@@ -111,6 +125,8 @@ def _record(b: Block, step: Step, index: int, raised: int, threads: int) -> None
         b.wait(home.count, ">=", 1 + step.other, acquire, step.scope)
     elif step.what == "note":
         b.store(home.note, 1 + index, release, step.scope)
+    elif step.what == "drain":
+        b.drain()
     elif step.what == "fence":
         b.fence(step.order if step.order else Order.ACQ_REL, step.scope)
     else:

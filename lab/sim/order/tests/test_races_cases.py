@@ -347,7 +347,7 @@ def test_waves_are_ordered_by_the_block_barrier_only(barrier):
         b.copy(b.input, b.mine.D)
         if barrier:
             b.barrier()
-        if b._wave == 0:
+        if b.wave == 0:
             move(b, b.mine.D, b.mine.sink)
 
     def scenario(h: Host) -> None:
@@ -369,7 +369,7 @@ def test_a_scope_of_the_block_is_enough_between_waves_and_too_little_between_blo
         b.wait(b.mine.x, ">=", 1, ACQUIRE, BLOCK)
 
     def waves(b):
-        if b._wave == 0:
+        if b.wave == 0:
             move(b, b.input, b.mine.D)
             signal(b)
         else:

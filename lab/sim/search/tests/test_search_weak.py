@@ -13,13 +13,13 @@ from lab.sim.bench.models import tables_of
 from lab.sim.explore.explore import every_schedule
 from lab.sim.machine import interleaved as m
 from lab.sim.machine.engines import Engine
+from lab.sim.machine.tests.test_litmus import OUTCOMES
 from lab.sim.search import canonical as search_weak
 from lab.sim.search import canonical_key as weak_key
 from lab.sim.search import states
 from lab.sim.search.canonical import WeakSearch
 from lab.sim.search.search import search
 from lab.sim.tests.programs import litmus, small
-from lab.sim.machine.tests.test_litmus import OUTCOMES
 from lab.sim.tests.weak_programs import Step, Threads, program_of, threads
 
 FEW = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
