@@ -308,10 +308,11 @@ def _check_wait(op: Wait | WaitStamp, known: set[str]) -> None:
     if any(region.name in known for region in regions):
         return
     known_operands = op.of is None or not op.of.operands()
-    for region in regions if known_operands and isinstance(op.value, Const) else ():
-        first = region.initial if isinstance(op, Wait) else 0
-        count = words[0].count if isinstance(op, Wait) else 1
-        if op.cond.met(op.of.of(first) if op.of else first, op.value.value, count):
-            return
+    if known_operands and isinstance(op.value, Const):
+        for region in regions:
+            first = region.initial if isinstance(op, Wait) else 0
+            count = words[0].count if isinstance(op, Wait) else 1
+            if op.cond.met(op.of.of(first) if op.of else first, op.value.value, count):
+                return
     what = regions[0].name if isinstance(op, Wait) else f"packets into {regions[0].name}"
     raise ProtocolError(f"no agent ever writes {what} of rank {regions[0].rank}, so this wait hangs", site=op.site)
