@@ -16,7 +16,8 @@ from lab.protocol.library import load
 from lab.protocol.tables import compile_tables
 from lab.protocol.write import KIB, MIB, Config, Protocol
 from lab.sim.check import check
-from lab.sim.explain.minimise import Key, Witness, key_of, smallest_witness
+from lab.sim.explain.minimise import Witness, smallest_witness
+from lab.sim.order.kinds import Key, key_of
 from lab.sim.order.races import find_races
 from lab.sim.order.verdict import Race, Verdict
 from lab.sim.timing.gates import GateRow

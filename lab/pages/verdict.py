@@ -163,8 +163,8 @@ def _bytes(size: int) -> str:
 
 
 def _other_notes(verdict: Verdict) -> list[str]:
-    """Notes that belong to no race: those are told where the race is."""
-    return [note for note in verdict.notes if not note.startswith("race ")]
+    """Notes that belong to no race: what a race does is told where the race is."""
+    return list(verdict.notes)
 
 
 def _repair(repair: Repair) -> dict[str, Any]:
@@ -183,32 +183,36 @@ def _repair(repair: Repair) -> dict[str, Any]:
 def _findings(verdict: Verdict, protocol: Protocol, config: Config) -> Iterator[Finding]:
     for number, race in enumerate(verdict.races, 1):
         yield _race(number, race, verdict, protocol, config)
-    if verdict.schedule is None:
-        return
-    schedule, execution = _replayed(verdict.schedule, protocol)
-    explainer = Explainer(execution)
-    fault = None if verdict.abort else _unexplained(explainer, verdict)  # an aborted call leaves its output unwritten
-    if fault is not None:
-        yield Finding(
-            "W",
-            "Wrong elements that no race explains",
-            tuple(str(wrong) for wrong in verdict.wrong[:4]),
-            of_fault(explainer, fault),
-            f"An execution in which this happens: {_described(schedule.config)}",
-            verdict.schedule,
-        )
-    if verdict.hang and execution.outcome == m.HANG:
+    lines = {outcome.kind: outcome.schedule for outcome in verdict.outcomes}
+    if "wrong" in lines:
+        schedule, execution = _replayed(lines["wrong"], protocol)
+        explainer = Explainer(execution)
+        fault = _unexplained(explainer, verdict)
+        if fault is not None:
+            yield Finding(
+                "W",
+                "Wrong elements that no race explains",
+                tuple(str(wrong) for wrong in verdict.wrong[:4]),
+                of_fault(explainer, fault),
+                f"An execution in which this happens: {_described(schedule.config)}",
+                lines["wrong"],
+            )
+    if "hang" in lines:
+        schedule, execution = _replayed(lines["hang"], protocol)
+        explainer = Explainer(execution)
         yield Finding(
             "H",
             "Nothing can move any more",
             verdict.hang,
             of_hang(explainer, ()),
             f"An execution that ends so: {_described(schedule.config)}",
-            verdict.schedule,
+            lines["hang"],
             tuple(_stuck_marks(execution)),
         )
-    stuck = before_giving_up(execution)
-    if verdict.abort or verdict.gave_up:
+    gave_up = lines.get("abort", verdict.schedule)
+    if gave_up is not None and (verdict.abort or verdict.gave_up):
+        schedule, execution = _replayed(gave_up, protocol)
+        stuck = before_giving_up(execution)
         gist = (*([f"Abort record: {verdict.abort}."] if verdict.abort else []), *verdict.gave_up)
         moment = "The moment at which the first wait gives up, where nothing else can move"
         early = "An execution in which a wait gives up although others could still move"
@@ -216,9 +220,9 @@ def _findings(verdict: Verdict, protocol: Protocol, config: Config) -> Iterator[
             "A",
             "A bounded wait gives up",
             gist,
-            of_timeouts(explainer) if stuck is None else of_hang(Explainer(stuck), ()),
+            of_timeouts(Explainer(execution)) if stuck is None else of_hang(Explainer(stuck), ()),
             f"{early if stuck is None else moment}: {_described(schedule.config)}",
-            verdict.schedule,
+            gave_up,
             () if stuck is None else tuple(_stuck_marks(stuck)),
         )
 

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 from lab.protocol.program import Program
 from lab.protocol.tables import Tables, compile_tables
 from lab.protocol.write import Config, Protocol
-from lab.sim.change.judge import RACE_CHECKED, races_of_several
 from lab.sim.change.repair import Defect, Repairs, find_repairs
-from lab.sim.explain.coverage import proof
+from lab.sim.explain.coverage import Basis, proof
 from lab.sim.explain.failure import Failure, failure_of
-from lab.sim.explain.minimise import Witness, key_of, smallest_witness
-from lab.sim.explain.notes import notes, story
+from lab.sim.explain.minimise import Witness, smallest_witness
+from lab.sim.explain.notes import Looked, effects, notes, story
 from lab.sim.explore.deadline import Deadline
 from lab.sim.explore.directed import DIRECTED, Plan, plan_of
 from lab.sim.explore.executor import Executor
-from lab.sim.explore.explore import INTERRUPTED, Exploration, explore
+from lab.sim.explore.explore import INTERRUPTED, KINDS, Exploration, Failing, Outcomes, explore
+from lab.sim.explore.recorded import races_of_all, recorded
 from lab.sim.machine import interleaved as m
 from lab.sim.machine.execution import Execution, execute
 from lab.sim.machine.schedule import Schedule
 from lab.sim.order.determinate import holds_under_every_model, why_not_determinate
-from lab.sim.order.races import find_races
-from lab.sim.order.verdict import Race, Verdict
+from lab.sim.order.findings import findings
+from lab.sim.order.kinds import key_of
+from lab.sim.order.leaning import leans_on_kernel_end, only_memory_orders
+from lab.sim.order.races import RaceReport, find_races
+from lab.sim.order.verdict import Outcome, Race, Verdict
 from lab.sim.search.search import SearchResult, search
 from lab.sim.warmup import compile_engines
 
@@ -91,74 +94,320 @@ def check(
     """
     config = config or protocol.config()
     compile_engines((memory,), EXHAUSTIVE in schedulers, compiling)
-    until = Deadline(deadline)
-    phase("race check")
-    program = protocol.program(config)
-    tables = compile_tables(program)
-    report = find_races(tables)
-    found, searched, plan = Exploration(), None, Plan()
-    races, why_not, everywhere = report.races, "Ctrl-C came before it was looked at", False
-    explorers = tuple(name for name in schedulers if name != EXHAUSTIVE)
-    try:
-        why_not = why_not_determinate(report.execution, bool(report.races))
-        races = report.races if why_not is None else races_of_several(tables, report, seed)
-        everywhere = why_not is None and not races and holds_under_every_model(report.execution)
-        if races and DIRECTED in explorers:
-            plan = plan_of(tables, memory, [key_of(race) for race in races], seed, first=report)
-    except KeyboardInterrupt:
-        found.stopped = INTERRUPTED
-    share = _SHARE if races and minimise else 1.0
-    if everywhere and not early_timeout:
-        operations, least = _CONFIRMING
-        executions = min(executions, max(least, operations // report.execution.steps))
-    if explorers and found.stopped is None:
-        phase("exploration")
-        left = until.part(share)
-        found = explore(
-            tables, memory, explorers, executions, seed, left, early_timeout, progress, pct_depth, executor, plan
-        )
-        found.stopped = _of_the_whole(found.stopped, deadline, share)
-    if EXHAUSTIVE in schedulers and found.stopped != INTERRUPTED:
-        phase("search of all schedules")
-        searched = search(
-            tables,
-            memory,
-            limit_states=limit_states,
-            deadline=until.part(share),
-            memory_limit=memory_limit,
-            checkpoint=checkpoint,
-            progress=lambda result: phase(f"search of all schedules: {result.states} states"),
-        )
-        searched = replace(searched, stopped=_of_the_whole(searched.stopped, deadline, share))
-        _take_over(found, searched)
-    small, sought = _smallest(protocol, config, memory, races if minimise else (), seed, found, until, phase)
-    if not minimise:
-        sought = len(races)
-    failing, failure = _failing(protocol, tables, memory, found, report.execution, small)
-    verdict = _verdict(protocol, config, program, memory, races, found, failing, failure, small, sought)
-    raced = 1 if why_not is None else RACE_CHECKED + 1
-    verdict = replace(verdict, proof=proof(program, memory, why_not, bool(races), everywhere, raced, found, searched))
+    run = _Run(protocol, config, memory, seed, deadline, minimise, phase)
+    run.look_for_races(DIRECTED in schedulers)
+    run.explore(schedulers, executions, early_timeout, progress, pct_depth, executor)
+    if EXHAUSTIVE in schedulers:
+        run.search(limit_states, memory_limit, checkpoint)
+    run.take_in_races_of_failures()
+    run.look_for_witnesses()
+    verdict = run.verdict()
     if verdict.ok or verdict.interrupted or not repair_seconds:
         return verdict
-    if until.passed:
-        return replace(verdict, repairs_tried=f"no change of the text tried: the deadline of {deadline:g} s had passed")
-    phase("repairs")
-    shown = {place: witness.config for place, witness in small.items()}
-    defect = Defect(races, verdict.verdict, memory, early_timeout, program, failing, shown)
-    left = min(repair_seconds, until.left)
-    try:
-        compile_engines(m.MEMORY_MODELS, True, compiling)  # whatever judges a changed text
-    except KeyboardInterrupt:
-        return replace(verdict, repairs_tried="no change of the text tried: Ctrl-C came before", interrupted=True)
-    return _with_repairs(verdict, find_repairs(protocol, config, defect, left, seed, repair_progress))
+    return run.with_repairs(verdict, early_timeout, repair_seconds, repair_progress, compiling)
 
 
-def _of_the_whole(stopped: str | None, deadline: float | None, share: float) -> str | None:
-    """Why a part ended early, of the deadline that was asked for; the part itself knows only its share."""
-    if stopped is None or deadline is None or not stopped.startswith("deadline"):
-        return stopped
-    kept = ", of which a part is kept for the witnesses" if share < 1 else ""
-    return f"deadline of {deadline:g} s{kept}"
+@dataclass(frozen=True)
+class _Shown:
+    """An execution that fails, how, and which one it is, in words; `line` repeats it."""
+
+    execution: Execution
+    failure: Failure
+    found_by: str
+    line: str
+
+
+@dataclass
+class _Run:
+    """One check, as far as it has come: what each step finds, and what the verdict is made of."""
+
+    protocol: Protocol
+    config: Config
+    memory: str
+    seed: int
+    deadline: float | None
+    minimise: bool
+    phase: Callable[[str], None]
+    races: tuple[Race, ...] = ()
+    why_not: str | None = "Ctrl-C came before it was looked at"
+    everywhere: bool = False
+    raced: int = 1
+    plan: Plan = field(default_factory=Plan)
+    found: Exploration = field(default_factory=Exploration)
+    asked: int = 0
+    searched: SearchResult | None = None
+    small: dict[int, Witness] = field(default_factory=dict)
+    sought: int = 0
+
+    def __post_init__(self) -> None:
+        self.until = Deadline(self.deadline)
+        self.phase("race check")
+        self.program: Program = self.protocol.program(self.config)
+        self.tables: Tables = compile_tables(self.program)
+        self.first: RaceReport = find_races(self.tables)
+        self.races = self.first.races
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C came."""
+        return self.found.stopped == INTERRUPTED
+
+    @property
+    def share(self) -> float:
+        """Of the time that is left, for exploration and for the search: the rest is kept for the witnesses."""
+        return _SHARE if self.races and self.minimise else 1.0
+
+    @property
+    def confirming(self) -> bool:
+        """Whether one execution is proved to stand for all under every memory model."""
+        return self.why_not is None and not self.races and self.everywhere
+
+    # ---- races
+
+    def look_for_races(self, directed: bool) -> None:
+        """The races of the first execution; where it does not stand for all, of others; and how to turn them round."""
+        try:
+            self.why_not = why_not_determinate(self.first.execution, bool(self.races))
+            self.everywhere = not self.races and self.why_not is None and holds_under_every_model(self.first.execution)
+            self.races = races_of_all(self._recorded())
+            if self.races and directed:
+                keys = [key_of(race) for race in self.races]
+                self.plan = plan_of(self.tables, self.memory, keys, self.seed, first=self.first)
+        except KeyboardInterrupt:
+            self.found.stopped = INTERRUPTED
+
+    def _recorded(self) -> Iterator[RaceReport]:
+        """The first execution; where it does not stand for all, others under sc and the memory model asked for."""
+        yield self.first
+        models = [*(["sc"] if self.why_not is not None else []), *([self.memory] if not self.everywhere else [])]
+        for memory in dict.fromkeys(models):
+            if memory == "sc" and self.why_not is None:
+                continue
+            for report in recorded(self.tables, memory, self.seed, self.first):
+                if report is not self.first:
+                    self.raced += 1
+                    yield report
+
+    def take_in_races_of_failures(self) -> None:
+        """The races of the executions that fail."""
+        if self.interrupted:
+            return
+        try:
+            reports = [find_races(self.tables, shown.execution) for shown in self._explored()]
+        except KeyboardInterrupt:
+            self.found.stopped = INTERRUPTED
+            return
+        self.races = races_of_all([replace(self.first, races=self.races), *reports])
+        self.raced += len(reports)
+
+    # ---- executions
+
+    def explore(
+        self,
+        schedulers: tuple[str, ...],
+        executions: int,
+        early_timeout: float,
+        progress: Callable[[Exploration], None] | None,
+        pct_depth: int,
+        executor: Executor | None,
+    ) -> None:
+        """Run executions under the schedulers that explore."""
+        self.asked = executions
+        explorers = tuple(name for name in schedulers if name != EXHAUSTIVE)
+        if not explorers or self.interrupted:
+            return
+        if self.confirming and not early_timeout:
+            operations, least = _CONFIRMING
+            executions = min(executions, max(least, operations // self.first.execution.steps))
+        self.phase("exploration")
+        self.found = explore(
+            self.tables,
+            self.memory,
+            explorers,
+            executions,
+            self.seed,
+            self.until.part(self.share),
+            early_timeout,
+            progress,
+            pct_depth,
+            executor,
+            self.plan,
+        )
+        self.found.stopped = self._of_the_whole(self.found.stopped)
+
+    def search(self, limit_states: int | None, memory_limit: int | None, checkpoint: str | None) -> None:
+        """Search all schedules."""
+        if self.interrupted:
+            return
+        self.phase("search of all schedules")
+        searched = search(
+            self.tables,
+            self.memory,
+            limit_states=limit_states,
+            deadline=self.until.part(self.share),
+            memory_limit=memory_limit,
+            checkpoint=checkpoint,
+            progress=lambda result: self.phase(f"search of all schedules: {result.states} states"),
+        )
+        self.searched = replace(searched, stopped=self._of_the_whole(searched.stopped))
+        _take_over(self.found, searched)
+
+    def _of_the_whole(self, stopped: str | None) -> str | None:
+        """Why a part ended early, of the deadline that was asked for; the part itself knows only its share."""
+        if stopped is None or self.deadline is None or not stopped.startswith("deadline"):
+            return stopped
+        kept = ", of which a part is kept for the witnesses" if self.share < 1 else ""
+        return f"deadline of {self.deadline:g} s{kept}"
+
+    # ---- witnesses
+
+    def look_for_witnesses(self) -> None:
+        """For each race, by its place, a small witness, where there is one; and how many were looked at to the end."""
+        if not self.minimise:
+            self.sought = len(self.races)
+            return
+        try:
+            for place, race in enumerate(self.races):
+                if self.until.passed or self.interrupted:
+                    return
+                self.phase(f"smallest witness of race {place + 1} of {len(self.races)}")
+                several = self.why_not is not None or key_of(race) not in map(key_of, self.first.races)
+                witness = smallest_witness(
+                    self.protocol, self.config, self.memory, key_of(race), self.seed, self.until, several
+                )
+                if witness is not None:
+                    self.small[place] = witness
+                elif self.until.passed:
+                    return
+                self.sought = place + 1
+        except KeyboardInterrupt:
+            self.found.stopped = INTERRUPTED
+
+    # ---- the verdict
+
+    def verdict(self) -> Verdict:
+        """What all of it says."""
+        shown = self._failing()
+        worst = next(iter(shown), None)
+        small = next(iter(self.small.values()), None)
+        outcomes = tuple(self._outcome(kind, each) for kind, each in shown.items())
+        relaxed = frozenset(only_memory_orders(self.first)) if self.races else frozenset()
+        looked = Looked(self.memory, self.small, self.found.turned, self.sought, tuple(shown), relaxed)
+        none = Failure()
+        wrong, hang, abort = (shown[kind].failure if kind in shown else none for kind in KINDS)
+        line = small.line(self.protocol) if small is not None and worst in (None, "wrong") else None
+        return Verdict(
+            verdict=worst or ("race" if self.races else "ok"),
+            protocol=self.protocol.name,
+            config=dict(self.config.items()),
+            memory=self.memory,
+            races=self.races,
+            findings=findings(self.races),
+            effects=tuple(effects(self.protocol, self.races, looked)),
+            outcomes=outcomes,
+            means=wrong.means,
+            wrong=wrong.wrong,
+            hang=hang.hang,
+            abort=abort.abort,
+            gave_up=next((f.gave_up for f in (abort, wrong, hang) if f.gave_up), ()),
+            schedule=line or (outcomes[0].schedule if outcomes else None),
+            witness=tuple(story(small)) if small is not None else (),
+            executions=self.found.executions,
+            failing=self.found.failing,
+            proof=proof(self._basis(worst is None and not self.races)),
+            notes=tuple(notes(self.config, self.program)),
+            interrupted=self.interrupted,
+        )
+
+    def _basis(self, ok: bool) -> Basis:
+        return Basis(
+            program=self.program,
+            memory=self.memory,
+            why_not=self.why_not,
+            racy=bool(self.races),
+            everywhere=self.everywhere,
+            raced=self.raced,
+            asked=self.asked,
+            confirming=self.confirming,
+            found=self.found,
+            searched=self.searched,
+            leans=ok and leans_on_kernel_end(self.first),
+        )
+
+    def _explored(self) -> Iterator[_Shown]:
+        """The executions that exploration and search found to fail, the first of each kind."""
+        for failing in self.found.failures.values():
+            execution = execute(self.tables, self.memory, m.REPLAY, choices=failing.choices)
+            yield self._shown(execution, _found_by(failing), self.config)
+
+    def _failing(self) -> dict[str, _Shown]:
+        """For each kind of failure, the worst first, an execution: explored, else the first one, else a witness."""
+        candidates = [
+            *self._explored(),
+            self._shown(self.first.execution, "the execution of the race check", self.config),
+        ]
+        for place, small in self.small.items():
+            found_by = f"the smallest witness of race {place + 1}"
+            candidates.append(self._shown(small.execution, found_by, small.config))
+        by_kind: dict[str, _Shown] = {}
+        for each in candidates:
+            for kind in each.failure.kinds:
+                by_kind.setdefault(kind, each)
+        return {kind: by_kind[kind] for kind in KINDS if kind in by_kind}
+
+    def _shown(self, execution: Execution, found_by: str, config: Config) -> _Shown:
+        steps = execution.log.choice[: execution.steps]
+        schedule = Schedule.of(self.protocol, config, execution.tables.program, execution.memory, steps)
+        return _Shown(execution, failure_of(self.protocol, execution), found_by, schedule.line(self.protocol.defaults))
+
+    def _outcome(self, kind: str, shown: _Shown) -> Outcome:
+        count = self.found.outcomes.count(kind)
+        share = count / self.found.executions if self.found.executions else None
+        return Outcome(kind, count, share, shown.found_by, shown.line)
+
+    # ---- repairs
+
+    def with_repairs(
+        self,
+        verdict: Verdict,
+        early_timeout: float,
+        seconds: float,
+        progress: Callable[[int, int], None],
+        compiling: Callable[[], None],
+    ) -> Verdict:
+        """The verdict with the changes of the text that close what was found."""
+        if self.until.passed:
+            late = f"no change of the text tried: the deadline of {self.deadline:g} s had passed"
+            return replace(verdict, repairs_tried=late)
+        self.phase("repairs")
+        shown = {place: witness.config for place, witness in self.small.items()}
+        failing = next((each.execution for each in self._failing().values()), None)
+        defect = Defect(self.races, verdict.verdict, self.memory, early_timeout, self.program, failing, shown)
+        try:
+            compile_engines(m.MEMORY_MODELS, True, compiling)  # whatever judges a changed text
+        except KeyboardInterrupt:
+            return replace(verdict, repairs_tried="no change of the text tried: Ctrl-C came before", interrupted=True)
+        left = min(seconds, self.until.left)
+        return _with_repairs(verdict, find_repairs(self.protocol, self.config, defect, left, self.seed, progress))
+
+
+def _found_by(failing: Failing) -> str:
+    """Which explored execution it is, in words."""
+    if failing.scheduler == EXHAUSTIVE:
+        return "the first that the search of all schedules found"
+    what = "schedule" if failing.scheduler == DIRECTED else "seed"
+    return f"the first that fails so, {failing.scheduler}, {what} {failing.seed}"
+
+
+def _take_over(found: Exploration, searched: SearchResult) -> None:
+    """Let a failing schedule of the search count as one of the exploration."""
+    kinds = {"wrong": searched.wrong, "hang": searched.hang, "abort": searched.abort}
+    kind = next((kind for kind, met in kinds.items() if met), None)
+    if searched.choices is not None and kind is not None and kind not in found.failures:
+        found.failures[kind] = Failing(EXHAUSTIVE, 0, searched.choices)
+        found.outcomes += Outcomes(1, 1, searched.wrong, searched.hang, searched.abort)
+    if searched.stopped == INTERRUPTED:
+        found.stopped = INTERRUPTED
 
 
 def _with_repairs(verdict: Verdict, repairs: Repairs) -> Verdict:
@@ -173,109 +422,9 @@ def _with_repairs(verdict: Verdict, repairs: Repairs) -> Verdict:
     )
 
 
-def _take_over(found: Exploration, searched: SearchResult) -> None:
-    """Let a failing schedule of the search count as one of the exploration."""
-    if searched.choices is not None and found.failure is None:
-        found.failure = (EXHAUSTIVE, 0, searched.choices)
-        found.executions += 1
-        found.wrong += searched.wrong
-        found.hangs += searched.hang
-        found.aborts += searched.abort
-    if searched.stopped == INTERRUPTED:
-        found.stopped = INTERRUPTED
-
-
 def witnesses(
     protocol: Protocol, config: Config, memory: str = "sc", seed: int = 0
 ) -> list[tuple[Race, Witness | None]]:
     """Each race of a protocol with its small witness, for pictures and notebooks."""
     races = find_races(compile_tables(protocol.program(config))).races
     return [(race, smallest_witness(protocol, config, memory, key_of(race), seed)) for race in races]
-
-
-def _failing(
-    protocol: Protocol,
-    tables: Tables,
-    memory: str,
-    found: Exploration,
-    first: Execution,
-    small: dict[int, Witness],
-) -> tuple[Execution | None, Failure]:
-    """An execution that fails, and how: of the exploration, else the first one, else a witness."""
-    if found.failure is not None:
-        failing = execute(tables, memory, m.REPLAY, choices=found.failure[2])
-        return failing, failure_of(protocol, failing)
-    for execution in (first, *(witness.execution for witness in small.values())):
-        failure = failure_of(protocol, execution)
-        if failure.kind:
-            return execution, failure
-    return None, Failure()
-
-
-def _smallest(
-    protocol: Protocol,
-    config: Config,
-    memory: str,
-    races: tuple[Race, ...],
-    seed: int,
-    found: Exploration,
-    deadline: Deadline,
-    phase: Callable[[str], None],
-) -> tuple[dict[int, Witness], int]:
-    """For each race, by its place, a small witness, where there is one; and how many were looked at to the end."""
-    small: dict[int, Witness] = {}
-    place = 0
-    try:
-        for place, race in enumerate(races):
-            if deadline.passed or found.stopped == INTERRUPTED:
-                return small, place
-            phase(f"smallest witness of race {place + 1} of {len(races)}")
-            witness = smallest_witness(protocol, config, memory, key_of(race), seed, deadline)
-            if witness is not None:
-                small[place] = witness
-            elif deadline.passed:
-                return small, place
-    except KeyboardInterrupt:
-        found.stopped = INTERRUPTED
-        return small, place
-    return small, len(races)
-
-
-def _verdict(
-    protocol: Protocol,
-    config: Config,
-    program: Program,
-    memory: str,
-    races: tuple[Race, ...],
-    found: Exploration,
-    failing: Execution | None,
-    failure: Failure,
-    small: dict[int, Witness],
-    sought: int,
-) -> Verdict:
-    first = next(iter(small.values()), None)
-    line = None
-    if first is not None:
-        line = first.line(protocol)
-    elif failing is not None:
-        steps = failing.log.choice[: failing.steps]
-        line = Schedule.of(protocol, config, program, memory, steps).line(protocol.defaults)
-    return Verdict(
-        verdict=failure.kind or ("race" if races else "ok"),
-        protocol=protocol.name,
-        config=dict(config.items()),
-        memory=memory,
-        races=races,
-        means=failure.means,
-        wrong=failure.wrong,
-        hang=failure.hang,
-        abort=failure.abort,
-        gave_up=failure.gave_up,
-        schedule=line,
-        witness=tuple(story(first)) if first is not None else (),
-        witness_lines=tuple(small[n].line(protocol) if n in small else None for n in range(len(races))),
-        executions=found.executions,
-        failing=found.failing,
-        notes=tuple(notes(protocol, config, program, memory, races, small, bool(failure.wrong), sought)),
-        interrupted=found.stopped == INTERRUPTED,
-    )

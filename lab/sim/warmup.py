@@ -14,10 +14,11 @@ from numba.core import event
 
 from lab.protocol.tables import compile_tables
 from lab.sim.bench.models import two_phase
-from lab.sim.explain.minimise import key_of, smallest_witness
+from lab.sim.explain.minimise import smallest_witness
 from lab.sim.explore.directed import DIRECTED
 from lab.sim.explore.explore import explore
 from lab.sim.order.determinate import holds_under_every_model, why_not_determinate
+from lab.sim.order.kinds import key_of
 from lab.sim.order.races import find_races
 from lab.sim.search.search import search
 

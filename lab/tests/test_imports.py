@@ -220,7 +220,7 @@ def test_a_forbidden_import_is_seen(module, source):
             "lab.sim.order.races",
             "from lab.protocol import program\nfrom . import verdict\nfrom ...trace import Trace",
         ),
-        ("lab.sim.change.judge", "from lab.sim.explain.minimise import key_of\nfrom lab.sim.order import races"),
+        ("lab.sim.change.judge", "from lab.sim.explain.minimise import smaller\nfrom lab.sim.order import races"),
         ("lab.sim.timing.timing", "from lab.sim.machine.words import STACK"),
         ("lab.pages.repro", "from lab.repro import Report\nfrom lab.plots.lanes import arrange"),
         ("lab.protocol.program", "from lab.errors import LabError\nfrom lab import LabError\nimport numpy"),

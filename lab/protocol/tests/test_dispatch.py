@@ -23,10 +23,10 @@ from lab.protocol.write import (
     protocol,
 )
 from lab.sim.check import check
-from lab.sim.explain.minimise import key_of
 from lab.sim.machine import interleaved as m
 from lab.sim.machine.execution import execute
 from lab.sim.machine.interleaved import MEMORY_MODELS
+from lab.sim.order.kinds import key_of
 
 under_each_memory = pytest.mark.parametrize("memory", MEMORY_MODELS)
 

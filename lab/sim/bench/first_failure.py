@@ -49,11 +49,10 @@ def _first(defect: str, tables: Tables, memory: str) -> FirstFailure | None:
     if not len(plan):
         return None
     engine = Engine(tables, memory)
-    turned = plan.batch(engine, 0, len(plan))
+    turned = m.sum_of_totals(plan.batch(engine, 0, len(plan)))
     executions = {DIRECTED: turned[m.T_FIRST] + 1.0 if turned[m.T_FIRST] >= 0 else np.inf}
     for scheduler in RANDOM_SCHEDULERS:
-        totals = engine.batch(scheduler, 0, SEEDS)
-        failing = max(totals[m.T_WRONG], totals[m.T_HANGS], totals[m.T_ABORTS])
+        failing = engine.batch(scheduler, 0, SEEDS)[m.T_FAILING]
         executions[scheduler] = SEEDS / failing if failing else np.inf
     if not np.isfinite(list(executions.values())).any():
         return None

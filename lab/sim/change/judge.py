@@ -14,16 +14,13 @@ import numpy as np
 from lab.protocol import tables as t
 from lab.protocol.program import Program
 from lab.protocol.tables import Tables, compile_tables
-from lab.sim.explain.minimise import key_of
 from lab.sim.explore.explore import INTERRUPTED, explore
+from lab.sim.explore.recorded import RECORDED, races_of_all, recorded
 from lab.sim.machine import interleaved as m
-from lab.sim.machine.execution import execute
 from lab.sim.order.determinate import holds_under_every_model, why_not_determinate
 from lab.sim.order.races import RaceReport, find_races
 from lab.sim.order.verdict import Race
 from lab.sim.search.search import INTERLEAVED, search
-
-RACE_CHECKED = 16  # further executions whose races are checked when one does not stand for all
 
 
 class Basis(Enum):
@@ -111,7 +108,7 @@ def judge_report(report: RaceReport, limits: Limits = DEFAULT_LIMITS) -> Judgeme
     """
     tables = report.execution.tables
     why_not = why_not_determinate(report.execution, bool(report.races))
-    races = report.races if why_not is None else races_of_several(tables, report, limits.seed)
+    races = report.races if why_not is None else races_of_all(recorded(tables, "sc", limits.seed, report))
     if races:
         return Judgement("race", Basis.DEFECT, "by vector clocks", races)
     if report.execution.outcome == m.HANG:
@@ -136,15 +133,6 @@ def _bounded(tables: Tables) -> bool:
 
 def _count(limits: Limits, models: tuple[str, ...]) -> str:
     return f"{limits.executions} executions under {' and under '.join(models)}"
-
-
-def races_of_several(tables: Tables, first: RaceReport, seed: int) -> tuple[Race, ...]:
-    """The races of the first execution and of some random ones, one of each kind: other schedules do other things."""
-    races = {key_of(race): race for race in first.races}
-    for k in range(RACE_CHECKED):
-        for race in find_races(tables, execute(tables, policy=m.RANDOM, seed=seed + k)).races:
-            races.setdefault(key_of(race), race)
-    return tuple(races.values())
 
 
 def _defect(wrong: int, hang: int, memory: str, covered: str) -> Judgement:
@@ -194,6 +182,6 @@ def _searched(tables: Tables, limits: Limits) -> Judgement:
         if found.complete:
             complete.add(memory)
         covered.append(found.covered if found.complete else f"{found.covered} ({found.stopped})")
-    covered.append(f"races of {RACE_CHECKED + 1} executions, and {_count(limits, limits.models)}")
+    covered.append(f"races of {RECORDED + 1} executions, and {_count(limits, limits.models)}")
     basis = Basis.EVERY_SCHEDULE if complete.issuperset(INTERLEAVED) else Basis.EXPLORATION
     return Judgement("ok", basis, "; ".join(covered), orders="weak" in complete, models=tuple(sorted(complete)))

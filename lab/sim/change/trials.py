@@ -23,10 +23,10 @@ from lab.sim.change.edit import is_own
 from lab.sim.change.intent import Intent, leaves_output_unwritten
 from lab.sim.change.keys import keyed
 from lab.sim.change.text.texts import Texts
-from lab.sim.explain.minimise import key_of
 from lab.sim.explain.wrong import Explainer
 from lab.sim.machine import interleaved as m
 from lab.sim.machine.execution import Execution
+from lab.sim.order.kinds import key_of
 from lab.sim.order.races import RaceReport, find_races
 
 AFFORDABLE = 60_000  # operations of a program that is judged

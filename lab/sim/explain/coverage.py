@@ -1,64 +1,85 @@
-"""What a verdict covers, in words, and what it does not."""
+"""What a verdict rests on, in short lines, and what it does not cover."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from lab.protocol.program import Program, Wait
-from lab.sim.explore.directed import DIRECTED
 from lab.sim.explore.explore import Exploration
 from lab.sim.search.search import SearchResult
 
 
-def proof(
-    program: Program,
-    memory: str,
-    why_not: str | None,
-    racy: bool,
-    everywhere: bool,
-    raced: int,
-    found: Exploration,
-    searched: SearchResult | None,
-) -> str:
-    """Say what was covered.
+@dataclass(frozen=True)
+class Basis:
+    """What a check did.
 
-    Args:
+    Attributes:
         program: What was checked.
         memory: The memory model of exploration and search.
         why_not: Why one execution does not stand for every schedule; None: it does.
         racy: Whether races were found.
         everywhere: Whether the program is free of races by releases and acquires alone.
         raced: Executions that were checked for races.
+        asked: Executions that were asked for.
+        confirming: Whether fewer were to be explored, since one execution is proved to stand for all.
         found: What was explored.
         searched: The exhaustive search, if any.
+        leans: Whether what is race-free is so only because the end of a kernel releases to the whole system.
     """
-    which = "one execution" if raced == 1 else f"{raced} executions"
-    covered = [f"race check: every pair of conflicting accesses of {which}, by vector clocks"]
+
+    program: Program
+    memory: str
+    why_not: str | None
+    racy: bool
+    everywhere: bool
+    raced: int
+    asked: int
+    confirming: bool
+    found: Exploration
+    searched: SearchResult | None
+    leans: bool
+
+
+def proof(basis: Basis) -> str:
+    """What was covered and what was not, a line each."""
+    return "\n".join((*_covered(basis), *(f"not covered: {limit}" for limit in _limits(basis))))
+
+
+def _covered(basis: Basis) -> Iterator[str]:
+    found, searched = basis.found, basis.searched
+    if basis.why_not is None:
+        stands = "so its races are those of every schedule" if basis.racy else "so it stands for every schedule"
+        strong = ", and for every memory model that keeps release and acquire" if basis.everywhere else " under sc"
+        yield f"one execution is enough: the program is determinate, {stands}{strong}"
+    else:
+        yield f"one execution does not stand for all: {basis.why_not}"
+    which = "one execution" if basis.raced == 1 else f"{basis.raced} executions"
+    yield f"race check: every pair of conflicting accesses of {which}, by vector clocks"
     if found.by_scheduler:
-        schedules = ", ".join(f"{count} {name}{_turned(found, name)}" for name, count in found.by_scheduler.items())
+        schedules = ", ".join(f"{count:,} {name}" for name, count in found.by_scheduler.items())
         stopped = f" (stopped early: {found.stopped})" if found.stopped else ""
         lost = f" (lost: {', '.join(found.lost)})" if found.lost else ""
-        covered.append(f"explored: {schedules} executions under {memory}{stopped}{lost}")
+        yield f"explored: {schedules} executions under {basis.memory}{stopped}{lost}"
+    if basis.confirming and found.executions < basis.asked:
+        yield (
+            f"{found.executions:,} of the {basis.asked:,} executions asked for were run: one is proved to stand for "
+            "all, so that more could only confirm it"
+        )
     if searched is not None:
-        covered.append(f"search: {searched.covered}")
-    if why_not is None:
-        stands = "so its races are those of every schedule" if racy else "so it stands for every schedule"
-        strong = ", and for every memory model that keeps release and acquire" if everywhere else " under sc"
-        covered.append(f"the program is determinate, {stands}{strong}")
-    else:
-        covered.append(f"one execution does not stand for all: {why_not}")
-    return f"{'; '.join(covered)}; not covered: {'; '.join(_limits(program, why_not, searched))}"
+        stopped = f"; it ended early: {searched.stopped}" if searched.stopped else ""
+        yield f"search: {searched.covered}{stopped}"
+    if basis.leans:
+        yield (
+            "accesses of different ranks are ordered by the end of a kernel, taken as a release to the whole system, "
+            "as streams and host synchronisation of HIP and CUDA give it; where a kernel ends with a release to its "
+            "device alone (hipEventReleaseToDevice, a dispatch packet of agent scope) it is not enough"
+        )
 
 
-def _turned(found: Exploration, name: str) -> str:
-    """How many directed executions turned each race round; empty for other schedulers."""
-    if name != DIRECTED or not found.tried:
-        return ""
-    return f" ({', '.join(f'{count} for race {number}' for number, count in enumerate(found.tried.values(), 1))})"
-
-
-def _limits(program: Program, why_not: str | None, searched: SearchResult | None) -> Iterator[str]:
-    if why_not is not None and (searched is None or not searched.complete):
+def _limits(basis: Basis) -> Iterator[str]:
+    program, searched = basis.program, basis.searched
+    if basis.why_not is not None and (searched is None or not searched.complete):
         yield "schedules that were not explored"
     if all(agent.kind != "wave" for agent in program.agents):
         yield "order between the threads of a block (a block is one agent here; --waves splits it)"

@@ -41,6 +41,12 @@ class Failure:
         """abort, wrong or hang; None: nothing. An aborted call leaves its output unwritten, so an abort comes first."""
         return "abort" if self.abort else "wrong" if self.wrong else "hang" if self.hang else None
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """All that went wrong: of abort and wrong the first alone, for the same reason, and a hang."""
+        values = "abort" if self.abort else "wrong" if self.wrong else None
+        return tuple(kind for kind in (values, "hang" if self.hang else None) if kind)
+
 
 def failure_of(protocol: Protocol, execution: Execution) -> Failure:
     """What went wrong in an execution of `protocol`."""

@@ -9,40 +9,67 @@ from itertools import groupby
 import numpy as np
 
 from lab.protocol import tables as t
-from lab.protocol.expr import enumerate_index
-from lab.protocol.program import Agent, Move, Op, Residency, Rmw, Span, Store, Wait, WaitStamp, WordRef
+from lab.protocol.expr import Const, enumerate_index
+from lab.protocol.program import Agent, Cond, Move, Op, Residency, Rmw, Span, Store, Wait, WaitStamp, WordRef
 from lab.protocol.tables import Tables
+from lab.sim.explain.history import History, Touch
 from lab.sim.machine import interleaved as m
 from lab.sim.machine import words
 from lab.sim.machine.engines import engine_of
 from lab.sim.machine.execution import Execution
-from lab.sim.order.clocks import clocks
+from lab.sim.order.kinds import agent_of
+
+
+@dataclass(frozen=True)
+class _Waits:
+    """Why an agent stands: what spoiled its wait, else who may still bring what it waits for."""
+
+    spoiled: str | None
+    writers: list[int]
 
 
 def waiting(execution: Execution) -> list[str]:
     """GPUs whose slots have run out; who waits for which word, a line for all that wait alike; a cycle, if any."""
+    history = History(execution)
     blocked = list(_blocked(execution))
     queues = [_Queue.of(execution, slots, blocked) for slots in execution.tables.program.residency]
     holders = {agent.id: queue.holders for queue in queues for agent in queue.waiters}
+    causes = {agent.id: _cause(history, agent, op) for agent, op in blocked if agent.id not in holders}
     waits_for = {
-        agent.id: [holder.id for holder in holders[agent.id]]
-        if agent.id in holders
-        else _writers_to_come(execution, agent, op)
-        for agent, op in blocked
+        agent.id: [holder.id for holder in holders[agent.id]] if agent.id in holders else causes[agent.id].writers
+        for agent, _ in blocked
     }
     names = {agent.id: agent.name for agent in execution.tables.program.agents}
-    blocked.sort(key=lambda pair: pair[1].phase in ("launch", "host"))  # what waits inside a kernel comes first
     lines = [str(queue) for queue in queues if queue.waiters]
+    inside = [(agent, op) for agent, op in blocked if agent.id not in holders and not _for_others(agent, op, waits_for)]
     alike: dict[str, list[Agent]] = {}
-    for agent, op in blocked:
-        if agent.id not in holders:
-            writers = sorted(waits_for[agent.id], key=lambda writer: writer not in holders)
-            alike.setdefault(_stands(execution, agent, op, [names[writer] for writer in writers]), []).append(agent)
+    for agent, op in sorted(inside, key=lambda pair: pair[1].phase in _AROUND):
+        causes[agent.id].writers.sort(key=lambda writer: writer not in holders)
+        alike.setdefault(_stands(history, agent, op, causes[agent.id]), []).append(agent)
     lines += [f"{_several(agents)} wait{'s' if len(agents) == 1 else ''} at {where}" for where, agents in alike.items()]
+    behind = [agent for agent, op in blocked if agent.id not in holders and _for_others(agent, op, waits_for)]
+    if behind:
+        lines.append(f"until these end there wait: {_some([agent.name for agent in behind])}")
     cycle = _cycle(waits_for)
     if cycle:
         lines.append("each waits for the next: " + " -> ".join(names[agent] for agent in [*cycle, cycle[0]]))
     return lines
+
+
+_NAMED = 3  # agents of many
+_AROUND = ("launch", "host")
+"""Phases of what waits around kernels, not inside them."""
+
+
+def _cause(history: History, agent: Agent, op: Op) -> _Waits:
+    spoiled = _spoiled(history, agent, op)
+    return _Waits(spoiled, [] if spoiled else _writers_to_come(history.execution, agent, op))
+
+
+def _for_others(agent: Agent, op: Op, waits_for: dict[int, list[int]]) -> bool:
+    """Whether an agent merely waits for kernels to end that are stuck themselves."""
+    writers = waits_for[agent.id]
+    return op.phase in _AROUND and bool(writers) and all(writer in waits_for for writer in writers)
 
 
 def before_giving_up(execution: Execution) -> Execution | None:
@@ -166,29 +193,61 @@ def _blocked(execution: Execution) -> Iterator[tuple[Agent, Op]]:
             yield agent, tables.op(pc)
 
 
-def _stands(execution: Execution, agent: Agent, op: Op, writers: list[str]) -> str:
-    """Where an agent stands and what it waits for; `writers` may still write it."""
-    tables = execution.tables
-    pc = int(execution.state.pc[agent.id])
+def _stands(history: History, agent: Agent, op: Op, waits: _Waits) -> str:
+    """Where an agent stands, what it waits for, what came of it, and who may still bring it."""
+    tables = history.tables
+    pc = int(history.execution.state.pc[agent.id])
     text = f"op {int(tables.ops[pc, t.POSITION])}: {op.describe()} ({op.site})"
-    if isinstance(op, WaitStamp):
-        gone = _packet_met_and_gone(execution, agent, op)
-        return f"{text}; {gone}" if gone else text + _to_come(writers)
-    if not isinstance(op, Wait):
+    if not isinstance(op, (Wait, WaitStamp)):
         return text
-    held = ", ".join(str(int(execution.state.word[word])) for word in _looked_at(execution, agent, op))
-    text += f"; it holds {held}"
-    gone = _met_and_gone(execution, agent, op)
-    if gone:
-        return f"{text}; {gone}"
-    return text + _to_come(writers)
+    values = list(history.registers(agent, op.value))
+    if isinstance(op, Wait):
+        text += f"; it holds {_held(history, agent, op)}"
+    text += "".join(f"; {value}" for value in values)
+    if waits.spoiled:
+        return f"{text}; {waits.spoiled}"
+    return text + _to_come(history, agent, [tables.program.agents[writer].name for writer in waits.writers])
 
 
-def _to_come(writers: list[str]) -> str:
+def _held(history: History, agent: Agent, op: Wait) -> str:
+    """What the words hold that an agent looks at, and of a single one, who wrote it."""
+    looked_at = _looked_at(history.execution, agent, op)
+    held = ", ".join(str(int(history.execution.state.word[word])) for word in looked_at)
+    if len(looked_at) > 1:
+        return held
+    writes = [touch for touch in history.touches(looked_at[0]) if touch.writes]
+    if not writes:
+        return f"{held}, as at first"
+    last = writes[-1]
+    by = "it" if last.agent.id == agent.id else last.agent.name
+    return held if str(last.value) != held else f"{held}, which {by} wrote at step {last.step}"
+
+
+def _to_come(history: History, agent: Agent, writers: list[str]) -> str:
     if not writers:
-        return "; nobody will write it any more"
-    more = f" and {len(writers) - 3} more" if len(writers) > 3 else ""
-    return f"; still to be written by {', '.join(writers[:3])}{more}"
+        return "; nobody will write it any more" + _uneven(history, agent)
+    return f"; still to be written by {_some(writers)}"
+
+
+def _some(names: list[str]) -> str:
+    """The first of some names, and how many more there are."""
+    shown, more = ", ".join(names[:_NAMED]), len(names) - _NAMED
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _uneven(history: History, agent: Agent) -> str:
+    """Where the ranks launch grids of different sizes: how many blocks each has, and which has no such block."""
+    grids: dict[int, set[int]] = {}
+    for other in history.tables.program.agents:
+        if other.kind in ("block", "wave") and other.call == agent.call:
+            grids.setdefault(other.rank, set()).add(other.block)
+    sizes = {rank: len(blocks) for rank, blocks in sorted(grids.items())}
+    if agent.kind not in ("block", "wave") or len(set(sizes.values())) < 2:
+        return ""
+    lacking = [rank for rank, blocks in sizes.items() if agent.block >= blocks]
+    listed = ", ".join(f"rank {rank} has {blocks}" for rank, blocks in sizes.items())
+    none = f"; rank {', rank '.join(map(str, lacking))} has no block {agent.block}" if lacking else ""
+    return f": the grids of call {agent.call} differ, {listed} block{'s' if list(sizes.values())[-1] > 1 else ''}{none}"
 
 
 def _looked_at(execution: Execution, agent: Agent, op: Wait) -> Sequence[int]:
@@ -215,13 +274,18 @@ def _writers_to_come(execution: Execution, agent: Agent, op: Op) -> list[int]:
         wanted, regions = _elements(op.span), {op.span.region.id}
     else:
         return []
-    tables = execution.tables
+    tables, value = execution.tables, _operand(execution, agent, op)
+
+    def may_meet(written: Op) -> bool:
+        given = written.stamp if isinstance(written, Move) else written.value if isinstance(written, Store) else None
+        known = isinstance(given, Const) and op.cond is not Cond.SUM_LE
+        return not known or _meets(execution, agent, given.value, value)
+
     found = []
     for other in tables.program.agents:
         at = int(execution.state.pc[other.id]) - int(tables.agent_start[other.id])
-        if other.id != agent.id and any(
-            wanted & _written(tables, o, region) for o in other.ops[at:] for region in regions
-        ):
+        ahead = other.ops[at:] if other.id != agent.id else ()
+        if any(wanted & _written(tables, o, region) and may_meet(o) for o in ahead for region in regions):
             found.append(other.id)
     return found
 
@@ -240,60 +304,99 @@ def _elements(span: Span) -> set[int]:
     return {element for start in starts for element in range(start, start + span.length)}
 
 
-def _met_and_gone(execution: Execution, agent: Agent, op: Wait) -> str | None:
-    """Whether the word met the wait, after the waiter read it last, and was overwritten before the waiter looked."""
-    log, tables = execution.log, execution.tables
-    wanted = set(_looked_at(execution, agent, op))
-    if op.word.count > 1 or op.others:
-        return None
-    value = _operand(execution, agent, op)
-    met = None
-    for step in range(execution.steps):
-        row = int(log.op[step])
-        kind = int(tables.ops[row, t.KIND]) if row >= 0 else -1
-        if kind not in (t.LOAD, t.STORE, t.RMW, t.WAIT) or int(log.row[step]) not in wanted:
-            continue
-        if int(tables.ops[row, t.AGENT]) == agent.id:
-            met = None
-            continue
-        if kind not in (t.STORE, t.RMW):
-            continue
-        if _meets(execution, agent, int(log.value[step]), value):
-            met = step
-        elif met is not None:
-            by = tables.program.agents[int(tables.ops[row, t.AGENT])].name
-            return (
-                f"step {met} wrote {int(log.value[met])}, which meets it, and {by} overwrote it with "
-                f"{int(log.value[step])} at step {step} before the waiter looked"
-            )
+# ---- what spoiled a wait
+
+
+def _spoiled(history: History, agent: Agent, op: Op) -> str | None:
+    """Which write took away what an agent waits for before it looked, or brought what never meets it; None: none."""
+    if isinstance(op, Wait) and op.word.count == 1 and not op.others:
+        return _word_spoiled(history, agent, op)
+    if isinstance(op, WaitStamp):
+        return _packet_spoiled(history, agent, op)
     return None
 
 
-def _packet_met_and_gone(execution: Execution, agent: Agent, op: WaitStamp) -> str | None:
-    """Whether a packet met the wait, after the waiter polled it last, and was overwritten before the waiter looked."""
-    log, tables = execution.log, execution.tables
+def _earlier_self(one: Agent, other: Agent) -> bool:
+    """Whether `one` is `other`, in an earlier launch: what that looked at or wrote was an earlier use of the word."""
+    place, before = (one.rank, one.block, one.wave, one.kind), (other.rank, other.block, other.wave, other.kind)
+    return place == before and one.sequence < other.sequence
+
+
+def _word_spoiled(history: History, agent: Agent, op: Wait) -> str | None:
+    """Of a wait for one word: the write that met it, after the agent last looked, and the one that unmet it."""
+    word, wanted = _looked_at(history.execution, agent, op)[0], _operand(history.execution, agent, op)
+    met: Touch | None = None
+    spoiled: tuple[Touch, Touch] | None = None
+    for touch in history.touches(word):
+        if _earlier_self(touch.agent, agent) or (touch.agent.id == agent.id and not touch.writes):
+            met = spoiled = None
+        elif touch.writes and _meets(history.execution, agent, touch.value, wanted):
+            met, spoiled = touch, None
+        elif touch.writes and met is not None:
+            met, spoiled = None, (met, touch)
+    if spoiled is None:
+        return None
+    first, second = spoiled
+    return (
+        f"{_who(first, agent)} made it {first.value} at step {first.step}, which meets it, and "
+        f"{_who(second, agent)} ({second.op.site}) overwrote it with {second.value} at step {second.step}"
+        f"{', behind it in the order of memory,' if second.step < first.step else ''} before the waiter looked"
+    )
+
+
+def _who(touch: Touch, agent: Agent) -> str:
+    """Who did it, with what, from where the waiting agent stands."""
+    if touch.agent.id != agent.id:
+        return touch.agent.name
+    what = {"add": "addition", "sub": "subtraction"}.get(getattr(touch.op, "fn", ""), "update")
+    return f"its own {'store' if isinstance(touch.op, Store) else what}"
+
+
+def _packet_spoiled(history: History, agent: Agent, op: WaitStamp) -> str | None:
+    """Of a wait for stamps: a packet that met it and was overwritten, or that came with a stamp that does not."""
+    execution, log, tables = history.execution, history.log, history.tables
     row = int(words.address.py_func(execution.static, execution.state, int(execution.state.pc[agent.id]), agent.id))
     polled = tables.sources[tables.moves[row, t.M_SOURCES]]
     wanted = tables.items[polled : polled + tables.moves[row, t.M_COUNT]]
-    value, stamp = _operand(execution, agent, op), clocks(execution).stamp
-    met = np.full(len(wanted), -1)  # by cell, the step of the packet
-    for step in np.flatnonzero(log.op[: execution.steps] >= 0):
+    value, stamps = _operand(execution, agent, op), history.clocks.stamp
+    met, last = np.full(len(wanted), -1), np.full(len(wanted), -1)  # by cell, steps of packets
+    gone: tuple[int, int] | None = None
+    for step in np.flatnonzero(log.op[: execution.steps] >= 0).tolist():
         op_row, move = int(log.op[step]), tables.moves[max(int(log.row[step]), 0)]
-        if int(tables.ops[op_row, t.KIND]) == t.WAIT_STAMP and int(tables.ops[op_row, t.AGENT]) == agent.id:
+        by = agent_of(execution, step)
+        polls = int(tables.ops[op_row, t.KIND]) == t.WAIT_STAMP
+        if polls and (by.id == agent.id or _earlier_self(by, agent)):
             first = tables.sources[move[t.M_SOURCES]]
-            met[np.isin(wanted, tables.items[first : first + move[t.M_COUNT]])] = -1
-        if stamp[step] < 0:
+            looked = np.isin(wanted, tables.items[first : first + move[t.M_COUNT]])
+            met[looked] = last[looked] = -1
+        if stamps[step] < 0:
             continue
         here = np.isin(wanted, tables.items[move[t.M_DST] : move[t.M_DST] + move[t.M_COUNT]])
-        if _meets(execution, agent, int(stamp[step]), value):
-            met[here] = step
+        if _meets(execution, agent, int(stamps[step]), value):
+            met[here], gone = step, None if gone is not None and np.any(here) else gone
         elif np.any(met[here] >= 0):
-            sent = int(met[here].max())
-            by = tables.program.agents[int(tables.ops[op_row, t.AGENT])].name
-            return (
-                f"the packet of step {sent} had stamp {int(stamp[sent])}, which meets it, and {by} overwrote it with "
-                f"stamp {int(stamp[step])} at step {step} before the waiter looked"
-            )
+            gone, met[here] = (int(met[here].max()), step), -1
+        last[here] = -1 if _earlier_self(by, agent) else step
+    if gone is not None:
+        sent, wiped = gone
+        own = agent_of(execution, wiped).id == agent.id
+        by_whom = "its own packet" if own else agent_of(execution, wiped).name
+        return (
+            f"the packet of step {sent} had stamp {int(stamps[sent])}, which meets it, and {by_whom} "
+            f"({tables.op(int(log.op[wiped])).site}) overwrote it with stamp {int(stamps[wiped])} at step {wiped} "
+            "before the waiter looked"
+        )
+    return _came_unmet(history, agent, last[met < 0])
+
+
+def _came_unmet(history: History, agent: Agent, packets: np.ndarray) -> str | None:
+    """A packet of this call or a later one that is there and does not meet the wait."""
+    for step in np.unique(packets[packets >= 0]).tolist():
+        by = agent_of(history.execution, step)
+        if by.id != agent.id and by.call >= agent.call:
+            stamp = int(history.clocks.stamp[step])
+            site = history.tables.op(int(history.log.op[step])).site
+            return f"the packet of {by.name} ({site}) came at step {step} with stamp {stamp}, which does not meet it"
     return None
 
 

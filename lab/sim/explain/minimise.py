@@ -8,17 +8,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lab.errors import LabError
+from lab.protocol.program import Fence, Load, Program, Rmw, Site, Store, Wait, WaitStamp
 from lab.protocol.tables import Tables, compile_tables
 from lab.protocol.write import Config, Protocol
 from lab.sim.explain.wrong import Explainer, Fault
 from lab.sim.explore.deadline import Deadline
 from lab.sim.explore.directed import plan_of
+from lab.sim.explore.recorded import recorded, showing
 from lab.sim.machine import interleaved as m
 from lab.sim.machine.engines import Engine
 from lab.sim.machine.execution import Execution, execute
 from lab.sim.machine.schedule import Schedule
+from lab.sim.order.kinds import Key
 from lab.sim.order.races import RaceReport, find_races
-from lab.sim.order.verdict import Key, Race
 
 _SEARCH = 256  # executions of each random scheduler on a configuration before it counts as not failing
 _DIRECTED = 64  # executions before those that turn the race round
@@ -49,16 +51,18 @@ class Witness:
         return schedule.line(protocol.defaults)
 
 
-def key_of(race: Race) -> Key:
-    """The key of a race."""
-    lines = tuple(sorted(((race.first.line, race.first.phase), (race.second.line, race.second.phase))))
-    return lines, race.first.rank != race.second.rank, race.first.call != race.second.call
-
-
 def smallest_witness(
-    protocol: Protocol, config: Config, memory: str, key: Key, seed: int = 0, deadline: Deadline | None = None
+    protocol: Protocol,
+    config: Config,
+    memory: str,
+    key: Key,
+    seed: int = 0,
+    deadline: Deadline | None = None,
+    several: bool = False,
 ) -> Witness | None:
     """Find the smallest configuration up to `config` in which the race `key` makes a value wrong; None: none.
+
+    A smaller configuration has all lines that synchronise: where one is missing, what goes wrong may be its absence.
 
     Args:
         protocol: The protocol.
@@ -67,13 +71,16 @@ def smallest_witness(
         key: The race, from `key_of`.
         seed: Of the search.
         deadline: When it has passed, the smallest witness found until then is returned.
+        several: The race may show in other executions than the first.
     """
     deadline = deadline or Deadline(None)
-    found = _witness(protocol, config, memory, key, seed, deadline)
+    needed = _synchronising(protocol.program(config))
+    search = _Search(protocol, memory, key, seed, deadline, several, needed)
+    found = search.at(config)
     if found is None:
         return None
     for candidate in smaller(config):
-        less = _witness(protocol, candidate, memory, key, seed, deadline)
+        less = search.at(candidate)
         if less is not None:
             found = less
         if less is not None or deadline.passed:
@@ -101,26 +108,47 @@ def _sizes(config: Config) -> list[int]:
     return [size for size in sizes if size < largest] + [largest]
 
 
-def _witness(
-    protocol: Protocol, config: Config, memory: str, key: Key, seed: int, deadline: Deadline
-) -> Witness | None:
-    try:
-        protocol.accept(config)
-        tables = compile_tables(protocol.program(config))
-    except LabError:
-        return None  # a configuration that the protocol refuses is no witness
-    report = find_races(tables)
-    if key not in {key_of(race) for race in report.races}:
+def _synchronising(program: Program) -> frozenset[Site]:
+    """The lines that touch words or order them."""
+    kinds = (Load, Store, Rmw, Wait, Fence, WaitStamp)
+    return frozenset(op.site for agent in program.agents for op in agent.ops if isinstance(op, kinds))
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The search for a witness of one race."""
+
+    protocol: Protocol
+    memory: str
+    key: Key
+    seed: int
+    deadline: Deadline
+    several: bool
+    needed: frozenset[Site]
+
+    def at(self, config: Config) -> Witness | None:
+        """A witness at one configuration; None: none was found there."""
+        try:
+            self.protocol.accept(config)
+            program = self.protocol.program(config)
+            if not self.needed <= _synchronising(program):
+                return None
+            tables = compile_tables(program)
+        except LabError:
+            return None  # a configuration that the protocol refuses is no witness
+        first = find_races(tables)
+        if showing([first], self.key) is None:
+            if not self.several or showing(recorded(tables, self.memory, self.seed, first), self.key) is None:
+                return None
+        engine = Engine(tables, self.memory)
+        for choices in _tried(engine, first, self.key, self.seed):
+            if self.deadline.passed:
+                return None
+            if engine.wrong:
+                witness = _explained(tables, config, self.memory, choices, self.key)
+                if witness is not None:
+                    return witness
         return None
-    engine = Engine(tables, memory)
-    for choices in _tried(engine, report, key, seed):
-        if deadline.passed:
-            return None
-        if engine.wrong:
-            witness = _explained(tables, config, memory, choices, key)
-            if witness is not None:
-                return witness
-    return None
 
 
 def _tried(engine: Engine, report: RaceReport, key: Key, seed: int) -> Iterator[np.ndarray]:

@@ -9,6 +9,7 @@ from lab.errors import LabError
 from lab.protocol import tables as t
 from lab.protocol.tables import compile_tables
 from lab.sim.explain.failure import failure_of
+from lab.sim.explain.history import History
 from lab.sim.machine import interleaved as m
 from lab.sim.machine.execution import Execution, execute
 from lab.sim.machine.schedule import parse
@@ -21,7 +22,7 @@ class Replay:
 
     Attributes:
         outcome: ok, wrong, hang or abort.
-        steps: One line a step.
+        steps: One line a step, with what it read and wrote.
         digest: A hash of every step and of all memory at its end: equal digests are bit-identical executions.
         wrong, means, hang, abort, gave_up: As in a verdict.
     """
@@ -50,7 +51,8 @@ def replay(line: str) -> Replay:
             hint="run `lab check` again for a schedule of the protocol as it is now",
         )
     found = failure_of(protocol, execution)
-    steps = tuple(_told(execution, step) for step in range(execution.steps))
+    history = History(execution)
+    steps = tuple(_told(history, step) for step in range(execution.steps))
     return Replay(
         found.kind or "ok",
         steps,
@@ -72,7 +74,8 @@ def digest(execution: Execution) -> str:
     return hashed.hexdigest()[:16]
 
 
-def _told(execution: Execution, step: int) -> str:
+def _told(history: History, step: int) -> str:
+    execution = history.execution
     tables, row = execution.tables, int(execution.log.op[step])
     if row == -1:
         return f"step {step}: the store of step {int(execution.log.row[step])} reaches memory"
@@ -82,4 +85,9 @@ def _told(execution: Execution, step: int) -> str:
         return f"step {step}: {agent.name} gives up waiting at op {int(tables.ops[waited, t.POSITION])}"
     agent = tables.program.agents[int(tables.ops[row, t.AGENT])]
     op = tables.op(row)
-    return f"step {step}: {agent.name}, op {int(tables.ops[row, t.POSITION])} [{op.phase}] {op.describe()} ({op.site})"
+    values = history.told(step)
+    told = f": {values}" if values else ""
+    return (
+        f"step {step}: {agent.name}, op {int(tables.ops[row, t.POSITION])} [{op.phase}] {op.describe()} "
+        f"({op.site}){told}"
+    )

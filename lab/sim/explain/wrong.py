@@ -3,8 +3,8 @@
 Fingerprints add like the payload does, so what an output lacks can be read off it: the difference between what is due
 and what it holds is the difference between what some read along the way should have seen and what it saw. The read at
 which another write to the same cell makes up exactly that difference is at fault, and that write is what was due. Where
-several reads of one sum are at fault the difference fits none of them; then the first read counts that saw a write of a
-later call, or did not see an unordered one of its own.
+several reads of one sum are at fault the difference fits none of them, but a set of them together. Where no set fits
+either, the first read counts that saw a write of a later call, or did not see an unordered one of its own.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from lab.protocol.tables import Tables
 from lab.sim.machine import interleaved as m
 from lab.sim.machine.execution import Execution
 from lab.sim.order.clocks import Clocks, clocks
+from lab.sim.order.kinds import READ, WRITE, Key, key_of_steps
 from lab.sim.order.races import accesses
-from lab.sim.order.verdict import Access, Key, Wrong, access_of, key_of_rows, ranges
+from lab.sim.order.verdict import Access, Wrong, access_of, ranges
 
 _WRAP = 1 << 64
 
@@ -58,12 +59,52 @@ class Explainer:
         self._step_of = {int(row): step for step, row in enumerate(execution.log.op[: execution.steps])}
 
     def faults(self, limit: int = 4096) -> Iterator[tuple[int, int, Fault]]:
-        """Yield (row of the EXPECT, item, fault) for each wrong element cell, in the order found, at most `limit`."""
+        """Yield (row of the EXPECT, item, fault) for each wrong cell, in the order found, of at most `limit` cells.
+
+        Where several reads of one sum are at fault, each is a fault of the cell.
+        """
         count = min(int(self.execution.state.counts[m.C_WRONG]), limit)
         for row, item in self.execution.log.wrong[:count].tolist():
             step = self._step_of[row]
-            fault = self._fault(step, item, self._lacking(step, item), {}) or self._fault(step, item, None, {})
-            yield row, item, fault or self._unknown(step, item)
+            lacking = self._lacking(step, item)
+            one = self._fault(step, item, lacking, {})
+            several = [one] if one is not None else self._several(step, item, lacking)
+            for fault in several or [self._fault(step, item, None, {}) or self._unknown(step, item)]:
+                yield row, item, fault
+
+    def _several(self, step: int, item: int, lacking: int) -> list[Fault]:
+        """The reads of one sum that together saw as much less or more as it lacks; empty: no set of them did."""
+        reads = list(self._loose_reads(step, item, (), {}))
+        chosen = _summing([[gain for gain, _ in read] for read in reads], lacking)
+        return [reads[place][choice][1] for place, choice in chosen]
+
+    def _loose_reads(
+        self, step: int, item: int, chain: tuple[int, ...], visited: dict[tuple[int, int], None]
+    ) -> Iterator[list[tuple[int, Fault]]]:
+        """For each read behind an item, what another write would have added, and the fault that it would be.
+
+        Another write that nothing orders with the read or with the write that it saw. `chain`: the steps behind it.
+        """
+        if (step, item) in visited:
+            return
+        visited[step, item] = None
+        for cell, seen in self.reads(step, item):
+            lo, hi = np.searchsorted(self._written, [cell, cell + 1])
+            loose = [w for w in self._writers[lo:hi].tolist() if w not in (step, seen) and self._open(w, step, seen)]
+            if seen >= 0 and not self.before(seen, step):
+                loose.append(-1)
+            saw = self._value(cell, seen)
+            gains = [((self._value(cell, w) - saw) % _WRAP, Fault(step, seen, w, cell, (step, *chain))) for w in loose]
+            if gains:
+                yield gains
+            elif seen >= 0 and self._is_move(seen):
+                yield from self._loose_reads(seen, self._item_of(seen, cell), (step, *chain), visited)
+
+    def _open(self, write: int, read: int, seen: int) -> bool:
+        """Whether a read might see a write instead of the one that it saw, in another schedule."""
+        if not self.before(write, read) and not self.before(read, write):
+            return True
+        return self.before(write, read) and seen >= 0 and not (self.before(write, seen) or self.before(seen, write))
 
     def _lacking(self, step: int, item: int) -> int:
         """What is due minus what was read, modulo 2**64."""
@@ -87,10 +128,27 @@ class Explainer:
             groups.setdefault(key, []).append((row, item, fault))
         return [self._group(members) for members in groups.values()]
 
-    def race_key(self, fault: Fault) -> Key:
-        """What `minimise.key_of` gives for the race that shows at a fault."""
-        rows = [int(self.execution.log.op[step]) for step in self.racing(fault)]
-        return key_of_rows(self.tables, rows)
+    def race_key(self, fault: Fault) -> Key | None:
+        """What `kinds.key_of` gives for the race that shows at a fault; None: it is no fault of order."""
+        steps = self.racing(fault)
+        if len(steps) < 2:
+            return None
+        # Between two writes, one that reads the cell too counts as a read, as in `races.conflicts`.
+        reads = [step == fault.step or self._reads_too(step, fault.cell) for step in steps]
+        return key_of_steps(
+            self.execution, *steps, (READ if reads[0] else WRITE, WRITE if all(reads) or not reads[1] else READ)
+        )
+
+    def _reads_too(self, step: int, cell: int) -> bool:
+        move = self.tables.moves[int(self.execution.log.row[step])]
+        if not self._is_move(step):
+            return False
+        items = (self.tables.items[o : o + move[t.M_COUNT]] for o in self._sources(move))
+        return any(bool(np.any(cells == cell)) for cells in items)
+
+    def _sources(self, move: np.ndarray) -> np.ndarray:
+        """Where the items of each source of a row of moves begin."""
+        return self.tables.sources[move[t.M_SOURCES] : move[t.M_SOURCES] + max(0, int(move[t.M_N_SOURCES]))]
 
     def racing(self, fault: Fault) -> tuple[int, ...]:
         """The steps of the race that shows at a fault.
@@ -106,10 +164,16 @@ class Explainer:
         return (fault.step,)
 
     def unordered(self, fault: Fault) -> int | None:
-        """The step that a fault's read is not ordered with; None: the fault is not one of order."""
+        """The step that a fault's read is not ordered with; None: the fault is not one of order.
+
+        A read that saw a write of a later launch shows that this came too early, whatever else it missed.
+        """
+        seen = fault.seen if fault.seen >= 0 and not self.before(fault.seen, fault.step) else None
+        if seen is not None and self._call(seen) > self._call(fault.step):
+            return seen
         if fault.due is not None and fault.due >= 0 and not self.before(fault.due, fault.step):
             return fault.due
-        return fault.seen if fault.seen >= 0 and not self.before(fault.seen, fault.step) else None
+        return seen
 
     def before(self, a: int, b: int) -> bool:
         """Whether step `a` happens before step `b`."""
@@ -230,6 +294,34 @@ class Explainer:
         row = int(self.execution.log.op[step])
         kind = {t.MOVE: "copy", t.FILL: "fill", t.EXPECT: "compare"}[int(self.tables.ops[row, t.KIND])]
         return access_of(self.tables, row, kind)
+
+
+def _summing(gains: list[list[int]], wanted: int, budget: int = 50_000) -> list[tuple[int, int]]:
+    """One gain of each of as few lists as possible that add up to `wanted` modulo 2**64: (list, place in it) each.
+
+    Empty: none do, or they were not found within `budget` tries.
+    """
+    tries = 0
+
+    def search(start: int, rest: int, count: int) -> list[tuple[int, int]] | None:
+        nonlocal tries
+        if not count:
+            return [] if rest == 0 else None
+        for place in range(start, len(gains) - count + 1):
+            for choice, gain in enumerate(gains[place]):
+                tries += 1
+                if tries > budget:
+                    return None
+                others = search(place + 1, (rest - gain) % _WRAP, count - 1)
+                if others is not None:
+                    return [(place, choice), *others]
+        return None
+
+    for count in range(2, len(gains) + 1):
+        found = search(0, wanted % _WRAP, count)
+        if found is not None:
+            return found
+    return []
 
 
 @dataclass(frozen=True)

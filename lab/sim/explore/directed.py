@@ -26,17 +26,17 @@ import numpy as np
 
 from lab.protocol import tables as t
 from lab.protocol.tables import Tables
+from lab.sim.explore.recorded import recorded
 from lab.sim.machine import interleaved as m
 from lab.sim.machine import weak_history as h
 from lab.sim.machine.engines import Engine
-from lab.sim.machine.execution import Execution, execute
-from lab.sim.order.races import RaceReport, find_races
-from lab.sim.order.verdict import Key, key_of_rows
+from lab.sim.machine.execution import Execution
+from lab.sim.order.kinds import Key, key_of_steps, pair_kinds
+from lab.sim.order.races import RaceReport
 
 DIRECTED = "directed"
 LIMIT = 256
 """Schedules of a plan, unless another number is asked for."""
-_EXECUTIONS = 17  # recorded at most, to meet every race: one that runs on, then random ones
 _ENOUGH = 4  # recorded where these show every race
 _LATE, _SWAPPED, _RECORDED = range(3)
 _NOT_BENT = -1
@@ -82,7 +82,7 @@ class Plan:
 
     Attributes:
         bases: The recorded executions.
-        races: The kinds of race (`minimise.key_of`).
+        races: The kinds of race (`kinds.key_of`).
         turns: The schedules.
     """
 
@@ -118,17 +118,22 @@ class Plan:
         return {key: counts[number] for number, key in enumerate(self.races)}
 
     def batch(self, engine: Engine, first: int, count: int) -> np.ndarray:
-        """Run schedules `first`, `first + 1`, ...; returns totals, indexed by `machine.T_*`."""
-        totals = m.new_totals()
+        """Run schedules `first`, `first + 1`, ...
+
+        Returns:
+            int64 (races, totals): of the schedules that turn each kind of race round; columns as `machine.T_*`.
+        """
+        totals = np.stack([m.new_totals() for _ in self.races]) if self.races else m.new_totals()[None]
         for number in range(first, min(first + count, len(self))):
             outcome, _ = engine.follow(self.choices(number))
-            failed = (bool(engine.wrong), outcome == m.HANG, engine.aborted)
-            totals[m.T_RUNS] += 1
-            totals[[m.T_WRONG, m.T_HANGS, m.T_ABORTS]] += failed
-            totals[m.T_OPS] += engine.state.counts[m.C_OPS]
-            if any(failed) and totals[m.T_FIRST] < 0:
-                totals[m.T_FIRST] = number
+            row = totals[self.turns[number].race]
+            m.add_outcome.py_func(row, number, *_failed(engine, outcome), int(engine.state.counts[m.C_OPS]))
         return totals
+
+
+def _failed(engine: Engine, outcome: int) -> tuple[bool, bool, bool]:
+    """Whether the last run was wrong, hung, aborted."""
+    return bool(engine.wrong), outcome == m.HANG, engine.aborted
 
 
 def plan_of(
@@ -154,8 +159,8 @@ def plan_of(
     bases: list[Base] = []
     turns: list[Turn] = []
     met: set[Key] = set()
-    for report in _reports(tables, memory, seed, first):
-        pairs = _by_kind(tables, report, wanted)
+    for report in recorded(tables, memory, seed, first):
+        pairs = _by_kind(report, wanted)
         met |= pairs.keys()
         for key in pairs:
             numbers.setdefault(key, len(numbers))
@@ -194,19 +199,10 @@ def base_of(execution: Execution) -> Base:
     return Base(log.choice[:steps].astype(np.int32), owner.astype(np.int32), agents, world)
 
 
-def _reports(tables: Tables, memory: str, seed: int, first: RaceReport | None) -> Iterator[RaceReport]:
-    """Recorded executions with their races: one that runs on, then random ones."""
-    yield (
-        first if first is not None and first.execution.memory == memory else find_races(tables, execute(tables, memory))
-    )
-    for number in range(_EXECUTIONS - 1):
-        yield find_races(tables, execute(tables, memory, m.RANDOM, seed + number))
-
-
-def _by_kind(tables: Tables, report: RaceReport, wanted: set[Key] | None) -> dict[Key, list[np.ndarray]]:
+def _by_kind(report: RaceReport, wanted: set[Key] | None) -> dict[Key, list[np.ndarray]]:
     found: dict[Key, list[np.ndarray]] = {}
     for pair in report.pairs:
-        key = key_of_rows(tables, report.execution.log.op[pair[:2]].tolist())
+        key = key_of_steps(report.execution, int(pair[0]), int(pair[1]), pair_kinds(pair))
         if wanted is None or key in wanted:
             found.setdefault(key, []).append(pair)
     return found

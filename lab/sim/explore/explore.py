@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from lab.sim.explore.directed import DIRECTED, Plan, plan_of
 from lab.sim.explore.executor import Executor, InProcess
 from lab.sim.machine import interleaved as m
 from lab.sim.machine.engines import SCHEDULERS, Engine
-from lab.sim.order.verdict import Key
+from lab.sim.order.kinds import Key
 
 NAMES = (DIRECTED, *SCHEDULERS)
 INTERRUPTED = "Ctrl-C"
@@ -28,38 +28,101 @@ _ITEM_SECONDS = 0.1  # that a range of seeds should take: the longest wait for a
 _FIRST_ITEM, _LARGEST_ITEM = 4, 1 << 14  # seeds of a range before its speed is known, and at most
 
 
+KINDS = {"wrong": m.T_FIRST_WRONG, "hang": m.T_FIRST_HANG, "abort": m.T_FIRST_ABORT}
+"""How an execution fails, the worst first: silently, for ever, saying so; and where totals keep the first seed."""
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """How executions ended.
+
+    Attributes:
+        executions, failing: Of all, and those that failed in any way; one may hang and be wrong.
+        wrong: With a wrong element and no abort that may explain it.
+        hangs, aborts: Without an end; with an agent that gave up waiting and returned (one that goes on is no abort).
+    """
+
+    executions: int = 0
+    failing: int = 0
+    wrong: int = 0
+    hangs: int = 0
+    aborts: int = 0
+
+    @classmethod
+    def of(cls, totals: np.ndarray) -> Outcomes:
+        """From totals, indexed by `machine.T_*`."""
+        columns = m.T_RUNS, m.T_FAILING, m.T_SILENT, m.T_HANGS, m.T_ABORTS
+        return cls(*(int(totals[column]) for column in columns))
+
+    def __add__(self, other: Outcomes) -> Outcomes:
+        return Outcomes(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def count(self, kind: str) -> int:
+        """Executions that failed in one of `KINDS`."""
+        return {"wrong": self.wrong, "hang": self.hangs, "abort": self.aborts}[kind]
+
+
+class Failing(NamedTuple):
+    """An execution that fails: the scheduler and seed (of `directed`, the schedule) that gave it, and its choices."""
+
+    scheduler: str
+    seed: int
+    choices: np.ndarray
+
+
 @dataclass
 class Exploration:
     """What was explored so far.
 
     Attributes:
-        executions, wrong, hangs, aborts: Executions in all, with a wrong element, without an end, with an agent that
-            gave up waiting and returned (one that goes on is no abort).
-        failure: (scheduler, seed, choices) of the failing execution with the lowest seed; where several schedulers
-            fail at that seed, of the one named first.
+        outcomes: How the executions ended.
+        failures: For each kind of failure that was met, the execution with the lowest seed that fails so; where several
+            schedulers do at that seed, of the one named first. The kind with the lowest seed comes first.
         stopped: Why it ended early (Ctrl-C, deadline); None when the budget was used up.
-        tried: For each kind of race that `directed` turns round, the executions that did.
+        turned: For each kind of race that `directed` turns round, how the executions that did ended.
         lost: The executions that are missing because their workers died, and why.
         ops: Operations executed.
         seconds: Time spent.
     """
 
-    executions: int = 0
-    wrong: int = 0
-    hangs: int = 0
-    aborts: int = 0
-    failure: tuple[str, int, np.ndarray] | None = None
+    outcomes: Outcomes = Outcomes()
+    failures: dict[str, Failing] = field(default_factory=dict)
     stopped: str | None = None
-    tried: dict[Key, int] = field(default_factory=dict)
+    turned: dict[Key, Outcomes] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
     ops: int = 0
     seconds: float = 0.0
     by_scheduler: dict[str, int] = field(default_factory=dict)
 
     @property
+    def failure(self) -> Failing | None:
+        """The failing execution with the lowest seed."""
+        return next(iter(self.failures.values()), None)
+
+    @property
+    def executions(self) -> int:
+        """Executions in all."""
+        return self.outcomes.executions
+
+    @property
     def failing(self) -> int:
-        """Executions that failed in any way (an execution may be wrong and abort)."""
-        return max(self.wrong, self.hangs, self.aborts)
+        """Executions that failed in any way."""
+        return self.outcomes.failing
+
+    @property
+    def wrong(self) -> int:
+        """See `Outcomes`."""
+        return self.outcomes.wrong
+
+    @property
+    def hangs(self) -> int:
+        """See `Outcomes`."""
+        return self.outcomes.hangs
+
+    @property
+    def aborts(self) -> int:
+        """See `Outcomes`."""
+        return self.outcomes.aborts
 
 
 class Seeds(NamedTuple):
@@ -81,7 +144,7 @@ class _Batches:
     plan: Plan
 
     def start(self) -> Callable[[Seeds], tuple[np.ndarray, float]]:
-        """An engine that runs ranges of seeds: the totals, and the seconds that it took."""
+        """An engine that runs ranges of seeds: the totals, a row a kind of race for `directed`, and the seconds."""
         engine = Engine(self.tables, self.memory)
         engine.batch("random", 0, 0, 0, self.pct_depth)  # compiles, so that no range of seeds is timed with that
 
@@ -90,7 +153,9 @@ class _Batches:
             if seeds.scheduler == DIRECTED:
                 totals = self.plan.batch(engine, seeds.first, seeds.count)
             else:
-                totals = engine.batch(seeds.scheduler, seeds.first, seeds.count, self.early_timeout, self.pct_depth)
+                totals = engine.batch(seeds.scheduler, seeds.first, seeds.count, self.early_timeout, self.pct_depth)[
+                    None
+                ]
             return totals, time.perf_counter() - started
 
         return run
@@ -139,9 +204,9 @@ def explore(
         plan = plan_of(tables, memory, seed=seed, limit=executions)
     shares = _shares(schedulers, executions, len(plan))
     task = _Batches(tables, memory, int(early_timeout * 2**32), pct_depth, plan)
-    found = Exploration(by_scheduler=dict.fromkeys(schedulers, 0), tried=plan.tried(0))
+    found = Exploration(by_scheduler=dict.fromkeys(schedulers, 0), turned=dict.fromkeys(plan.races, Outcomes()))
     pace = _Pace()
-    first: tuple[int, int] | None = None
+    first: dict[str, tuple[int, int]] = {}
     try:
         with closing((executor or InProcess()).unordered(task, _ranges(shares, seed, pace))) as results:
             for done in results:
@@ -150,11 +215,11 @@ def explore(
                     continue
                 totals, took = done.result
                 pace.learn(done.item.count, took)
-                _add(found, done.item.scheduler, totals)
-                if totals[m.T_FIRST] >= 0:
-                    offset = 0 if done.item.scheduler == DIRECTED else seed
-                    failing = int(totals[m.T_FIRST]) - offset, schedulers.index(done.item.scheduler)
-                    first = failing if first is None else min(first, failing)
+                _add(found, done.item.scheduler, totals, plan.races)
+                offset = 0 if done.item.scheduler == DIRECTED else seed
+                for kind, number in _first_of_each(totals).items():
+                    failing = number - offset, schedulers.index(done.item.scheduler)
+                    first[kind] = min(first.get(kind, failing), failing)
                 found.seconds = time.perf_counter() - started
                 if progress:
                     progress(found)
@@ -163,9 +228,9 @@ def explore(
                     break
     except KeyboardInterrupt:
         found.stopped = INTERRUPTED
-    if first is not None:
-        found.failure = _failure(task, schedulers[first[1]], first[0], seed)
-    found.tried = plan.tried(found.by_scheduler.get(DIRECTED, 0))
+    for kind in sorted(first, key=lambda kind: first[kind]):
+        number, place = first[kind]
+        found.failures[kind] = _failure(task, schedulers[place], number, seed)
     found.seconds = time.perf_counter() - started
     return found
 
@@ -184,13 +249,19 @@ def _shares(schedulers: tuple[str, ...], executions: int, planned: int) -> dict[
     return shares
 
 
-def _failure(task: _Batches, scheduler: str, number: int, seed: int) -> tuple[str, int, np.ndarray]:
-    """The execution `number` of a scheduler, counted from 0, as `Exploration.failure`."""
+def _first_of_each(totals: np.ndarray) -> dict[str, int]:
+    """The first seed of each kind of failure, of totals with a row for each kind of race."""
+    total = m.sum_of_totals(totals)
+    return {kind: int(total[column]) for kind, column in KINDS.items() if total[column] >= 0}
+
+
+def _failure(task: _Batches, scheduler: str, number: int, seed: int) -> Failing:
+    """The execution `number` of a scheduler, counted from 0."""
     engine = Engine(task.tables, task.memory)
     if scheduler == DIRECTED:
-        return scheduler, number, engine.follow(task.plan.choices(number))[1]
+        return Failing(scheduler, number, engine.follow(task.plan.choices(number))[1])
     choices = engine.choices(scheduler, seed + number, task.early_timeout, task.pct_depth)
-    return scheduler, seed + number, choices
+    return Failing(scheduler, seed + number, choices)
 
 
 class _Pace:
@@ -219,13 +290,13 @@ def _span(seeds: Seeds) -> str:
     return f"{seeds.first} to {seeds.first + seeds.count - 1}"
 
 
-def _add(found: Exploration, name: str, totals: np.ndarray) -> None:
-    found.executions += int(totals[m.T_RUNS])
-    found.by_scheduler[name] += int(totals[m.T_RUNS])
-    found.wrong += int(totals[m.T_WRONG])
-    found.hangs += int(totals[m.T_HANGS])
-    found.aborts += int(totals[m.T_ABORTS])
-    found.ops += int(totals[m.T_OPS])
+def _add(found: Exploration, name: str, totals: np.ndarray, races: tuple[Key, ...]) -> None:
+    for key, row in zip(races, totals, strict=False) if name == DIRECTED else ():
+        found.turned[key] += Outcomes.of(row)
+    total = m.sum_of_totals(totals)
+    found.outcomes += Outcomes.of(total)
+    found.by_scheduler[name] += int(total[m.T_RUNS])
+    found.ops += int(total[m.T_OPS])
 
 
 def every_schedule(engine: Engine, limit: int = 1_000_000) -> tuple[list[np.ndarray], bool]:

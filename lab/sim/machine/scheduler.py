@@ -25,8 +25,11 @@ RANDOM, REPLAY, RUN_ON, PCT, TOLERANT = range(5)
 NO_MOVE, READY, PARKED, DRAINING, POLLING, FINISHED = range(6)
 # Positions in State.counts; each engine adds its own behind them.
 C_ENABLED, C_STEPS, C_WRONG, C_WRONG_OPS, C_TIMEOUTS, C_OPS, C_POLLERS, C_UNSETTLED, C_ABORTS = range(9)
-# Totals of `batch`; T_FIRST is the first failing seed, -1: none.
-T_RUNS, T_WRONG, T_HANGS, T_ABORTS, T_OPS, T_FIRST = range(6)
+# Totals of `batch`: runs, those with a wrong element, without an end, with an agent that gave up and returned;
+# operations; runs that fail in any way, and those with a wrong element and no abort that may explain it; then the first
+# seed that fails in any way, and the first that is wrong without an abort, hangs, aborts; -1: none.
+T_RUNS, T_WRONG, T_HANGS, T_ABORTS, T_OPS, T_FAILING, T_SILENT = range(7)
+T_FIRST, T_FIRST_WRONG, T_FIRST_HANG, T_FIRST_ABORT = range(7, 11)
 PCT_DEPTH = 3  # unless a run asks for another
 LEVEL_NONE, LEVEL_CHOICES, LEVEL_FULL = range(3)
 
@@ -276,19 +279,42 @@ def new_change_points(depth: int) -> np.ndarray:
 
 def new_totals() -> np.ndarray:
     """Totals of no run."""
-    totals = np.zeros(6, np.int64)
-    totals[T_FIRST] = -1
+    totals = np.zeros(11, np.int64)
+    totals[T_FIRST:] = -1
     return totals
 
 
 @njit(forceinline=True, cache=True, _nrt=False)
 def add_up(st, totals, seed, outcome):
     """Add a run to the totals of its batch."""
-    wrong, aborted = st.counts[C_WRONG] > 0, st.counts[C_ABORTS] > 0
+    add_outcome(totals, seed, st.counts[C_WRONG] > 0, outcome == HANG, st.counts[C_ABORTS] > 0, st.counts[C_OPS])
+
+
+@njit(forceinline=True, cache=True, _nrt=False)
+def add_outcome(totals, seed, wrong, hangs, aborts, ops):
+    """Add a run that went wrong, hung, aborted or none of these to the totals of its batch."""
+    silent = wrong and not aborts
     totals[T_RUNS] += 1
     totals[T_WRONG] += wrong
-    totals[T_HANGS] += outcome == HANG
-    totals[T_ABORTS] += aborted
-    totals[T_OPS] += st.counts[C_OPS]
-    if (wrong or aborted or outcome == HANG) and totals[T_FIRST] < 0:
+    totals[T_HANGS] += hangs
+    totals[T_ABORTS] += aborts
+    totals[T_OPS] += ops
+    totals[T_FAILING] += wrong or hangs or aborts
+    totals[T_SILENT] += silent
+    if (wrong or hangs or aborts) and totals[T_FIRST] < 0:
         totals[T_FIRST] = seed
+    if silent and totals[T_FIRST_WRONG] < 0:
+        totals[T_FIRST_WRONG] = seed
+    if hangs and totals[T_FIRST_HANG] < 0:
+        totals[T_FIRST_HANG] = seed
+    if aborts and totals[T_FIRST_ABORT] < 0:
+        totals[T_FIRST_ABORT] = seed
+
+
+def sum_of_totals(rows: np.ndarray) -> np.ndarray:
+    """The totals of several batches (int64, one a row) as those of one."""
+    total = rows.sum(axis=0) if len(rows) else new_totals()
+    for column in range(T_FIRST, rows.shape[1]):
+        seeds = rows[:, column][rows[:, column] >= 0]
+        total[column] = seeds.min() if len(seeds) else -1
+    return total

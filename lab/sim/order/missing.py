@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,11 +11,26 @@ from lab.protocol import tables as t
 from lab.protocol.program import Agent, Cond, Fence, Load, Op, Rmw, Scope, Store, Wait
 from lab.sim.machine.execution import Execution
 from lab.sim.order.clocks import Clocks
+from lab.sim.order.kinds import agent_of
 
 
-def missing_order(execution: Execution, clocks: Clocks, first: int, second: int) -> str:
+@dataclass(frozen=True)
+class Missing:
+    """An order that is missing.
+
+    Attributes:
+        text: What each side does, and why that does not connect them.
+        release, acquire: The lines between which it is missing (see `Race`).
+    """
+
+    text: str
+    release: str
+    acquire: str
+
+
+def missing_order(execution: Execution, clocks: Clocks, first: int, second: int) -> Missing:
     """What the agent of step `first` does after it, that of `second` before it, and why that does not connect them."""
-    one, two = _agent(execution, first), _agent(execution, second)
+    one, two = agent_of(execution, first), agent_of(execution, second)
     release = next((step for step in _steps_after(execution, first) if _releases(_op(execution, step))), None)
     acquire = next((step for step in _steps_before(execution, second) if _acquires(_op(execution, step))), None)
     after = (
@@ -28,15 +44,17 @@ def missing_order(execution: Execution, clocks: Clocks, first: int, second: int)
         if acquire is None
         else f"{two.name} last acquires at {_named(execution, acquire)}, before its op {b}"
     )
-    return (
+    text = (
         f"nothing makes {two.name}, op {b}, wait until {one.name} is done with op {_position(execution, first)}: "
         f"{after}; {before}; and {_broken_link(execution, clocks, first, second)}"
     )
+    lines = ("" if step is None else str(_op(execution, step).site) for step in (release, acquire))
+    return Missing(text, *lines)
 
 
 def _broken_link(execution: Execution, clocks: Clocks, first: int, second: int) -> str:
     """Why the word that the one side writes after its access and the other reads before its own gives no order."""
-    two = _agent(execution, second)
+    two = agent_of(execution, second)
     for read in _steps_before(execution, second):
         op = _op(execution, read)
         if not isinstance(op, (Wait, Load, Rmw)) or (isinstance(op, Wait) and op.cond is Cond.SUM_LE):
@@ -49,7 +67,7 @@ def _broken_link(execution: Execution, clocks: Clocks, first: int, second: int) 
         if seen < 0:
             return f"{where}, is met by what the word holds at first, before {_named(execution, write)} writes it"
         if seen < write:
-            return f"{where}, is met by {_agent(execution, seen).name}, {_named(execution, seen)}, without that"
+            return f"{where}, is met by {agent_of(execution, seen).name}, {_named(execution, seen)}, without that"
         reason = _no_order(execution, first, write, read, second)
         if reason is not None:
             return f"{_named(execution, write)} reaches {where}, but {reason}"
@@ -64,7 +82,7 @@ def _no_order(execution: Execution, first: int, write: int, read: int, second: i
         return "the write is relaxed and no release fence stands between"
     if not loaded.order.acquires and not _fence(execution, read, second, lambda fence: fence.order.acquires):
         return "the read is relaxed and no acquire fence stands between"
-    needed = _needed(_agent(execution, write), _agent(execution, read))
+    needed = _needed(agent_of(execution, write), agent_of(execution, read))
     for side, op in (("write", stored), ("read", loaded)):
         if op.scope < needed:
             return f"the {side} is at {op.scope.name.lower()} scope, which does not include the other side"
@@ -90,10 +108,6 @@ def _fence(execution: Execution, after: int, before: int, wanted: Callable[[Fenc
 
 def _writes_word_of(execution: Execution, step: int, read: int) -> bool:
     return isinstance(_op(execution, step), (Store, Rmw)) and execution.log.row[step] == execution.log.row[read]
-
-
-def _agent(execution: Execution, step: int) -> Agent:
-    return execution.tables.program.agents[int(execution.tables.ops[execution.log.op[step], t.AGENT])]
 
 
 def _op(execution: Execution, step: int) -> Op:
@@ -131,4 +145,4 @@ def _releases(op: Op) -> bool:
 
 
 def _acquires(op: Op) -> bool:
-    return isinstance(op, (Wait, Rmw, Fence)) and op.order.acquires
+    return isinstance(op, (Wait, Load, Rmw, Fence)) and op.order.acquires

@@ -20,12 +20,9 @@ from lab.protocol.tables import Tables
 from lab.sim.machine import completion, words
 from lab.sim.machine.execution import Execution, execute
 from lab.sim.order.clocks import Clocks, clocks, join
+from lab.sim.order.kinds import ACCESS_KINDS, READ, WAIT, WRITE, Key, in_order, key_of_steps, pair_kinds
 from lab.sim.order.missing import missing_order
 from lab.sim.order.verdict import Race, access_of, ranges
-
-# What an access does to a cell.
-READ, WRITE, WAIT = range(3)
-ACCESS_KINDS = ("read", "write", "wait")
 
 
 @dataclass(frozen=True)
@@ -47,29 +44,31 @@ def find_races(tables: Tables, execution: Execution | None = None, waits_only: b
 
 
 def conflicts(tables: Tables, execution: Execution, found: Clocks, ordered: bool = False) -> np.ndarray:
-    """Distinct pairs of steps that race or, with `ordered`, would if no clock ordered them.
+    """Distinct pairs of accesses that race or, with `ordered`, would if no clock ordered them.
+
+    Two steps of which each writes what the other reads are two pairs.
 
     Returns:
         int64 (pairs, 6): earlier step, later step, a cell, how many cells, what each does (READ, WRITE, WAIT).
     """
+    return _all_pairs(*_columns(tables, execution, found), _order(tables, execution, found), ordered)
+
+
+def _columns(tables: Tables, execution: Execution, found: Clocks) -> list[np.ndarray]:
+    """(cell, step, kind, packet that a wait joined) of every access and wait, by cell and step."""
     cells, steps, writes = accesses(tables, execution)
     kinds = np.concatenate((np.where(writes, WRITE, READ), np.full(len(found.polls), WAIT))).astype(np.int8)
     has = np.concatenate((np.full(len(cells), -1, np.int32), found.polls[:, 2]))
     cells, steps = np.concatenate((cells, found.polls[:, 1])), np.concatenate((steps, found.polls[:, 0]))
     order = np.lexsort((steps, cells))
+    return [column[order] for column in (cells, steps, kinds, has)]
+
+
+def _order(tables: Tables, execution: Execution, found: Clocks) -> tuple[object, ...]:
+    """What says whether two accesses are ordered: stamps, conditions and wanted values of waits, clocks, drains."""
     cond = tables.ops[np.maximum(execution.log.op[: execution.steps], 0), t.FN]
-    return _all_pairs(
-        *(column[order] for column in (cells, steps, kinds, has)),
-        found.stamp,
-        tables.tests,
-        cond,
-        found.wanted,
-        found.rows,
-        found.time,
-        found.chain,
-        _drains(tables, found),
-        ordered,
-    )
+    drains = _drains(tables, found)
+    return found.stamp, tables.tests, cond, found.wanted, found.rows, found.time, found.chain, drains
 
 
 def _drains(tables: Tables, found: Clocks) -> tuple[int, int, np.ndarray]:
@@ -119,7 +118,7 @@ def _before(a, b, kind, cell, rows, time, chain, drains):
 
 
 @njit(cache=True)
-def _known(cell, steps, kinds, has, rows, time, chain, drains):
+def _known(cell, steps, kinds, has, order):
     """What each access of a cell comes after in the cell: its clock, and more by coherence; int32 (accesses, chains).
 
     What a wait for a packet happens before comes after that packet, and so after whatever the packet comes after in
@@ -127,6 +126,7 @@ def _known(cell, steps, kinds, has, rows, time, chain, drains):
     read would see what is older than the packet (RC11, coherence: no cycle of reads-from, happens-before and
     modification order).
     """
+    rows, time, chain, drains = order[4:]
     known = np.empty((len(steps), rows.shape[1]), np.int32)
     for j in range(len(steps)):
         known[j] = rows[steps[j]]
@@ -139,9 +139,32 @@ def _known(cell, steps, kinds, has, rows, time, chain, drains):
     return known
 
 
+@njit(forceinline=True, cache=True)
+def _races(i, j, lo, cells, steps, kinds, polled, known, order, ordered):
+    """Whether accesses `i` and `j` of one cell, the earlier first, race; with `ordered`, also if clocks order them."""
+    stamp, tests, cond, wanted, rows, time, chain, drains = order
+    a, b = steps[i], steps[j]
+    if (kinds[i] != WRITE and kinds[j] != WRITE) or a == b or chain[a] == chain[b]:
+        return False
+    # A step that reads and writes the cell comes twice, the read first: against a write, once is enough.
+    if kinds[j] == WRITE and i > lo and steps[i - 1] == a:
+        return False
+    if kinds[i] == WRITE and kinds[j] == WRITE and steps[j - 1] == b:
+        return False
+    if _before(a, b, kinds[i], cells[i], rows, time, chain, drains):
+        if not ordered:
+            return False
+    elif polled and known[j - lo, chain[a]] >= time[a]:
+        return False
+    if kinds[j] == WAIT and _leaves_met(a, b, stamp, tests, cond, wanted):
+        return False
+    return not (kinds[i] == WAIT and _leaves_met(b, a, stamp, tests, cond, wanted))
+
+
 @njit(cache=True)
-def _all_pairs(cells, steps, kinds, has, stamp, tests, cond, wanted, rows, time, chain, drains, ordered):
+def _all_pairs(cells, steps, kinds, has, order, ordered):
     """See `conflicts`."""
+    rows = order[4]
     size = 1024
     table = np.full(size, -1, np.int64)
     out = np.zeros((256, 6), np.int64)
@@ -155,27 +178,14 @@ def _all_pairs(cells, steps, kinds, has, stamp, tests, cond, wanted, rows, time,
             hi += 1
         polled = np.any(kinds[lo:hi] == WAIT)
         if polled:
-            known = _known(cells[lo], steps[lo:hi], kinds[lo:hi], has[lo:hi], rows, time, chain, drains)
+            known = _known(cells[lo], steps[lo:hi], kinds[lo:hi], has[lo:hi], order)
         for i in range(lo, hi):
             for j in range(i + 1, hi):
-                a, b = steps[i], steps[j]
-                if (kinds[i] != WRITE and kinds[j] != WRITE) or a == b or chain[a] == chain[b]:
+                if not _races(i, j, lo, cells, steps, kinds, polled, known, order, ordered):
                     continue
-                if _before(a, b, kinds[i], cells[i], rows, time, chain, drains):
-                    if not ordered:
-                        continue
-                elif polled and known[j - lo, chain[a]] >= time[a]:
-                    continue
-                if kinds[j] == WAIT and _leaves_met(a, b, stamp, tests, cond, wanted):
-                    continue
-                if kinds[i] == WAIT and _leaves_met(b, a, stamp, tests, cond, wanted):
-                    continue
-                slot = ((np.int64(a) * 2654435761 + b) * 40503) & (size - 1)
-                while table[slot] >= 0 and (out[table[slot], 0] != a or out[table[slot], 1] != b):
-                    slot = (slot + 1) & (size - 1)
-                at = table[slot]
-                if at >= 0:
-                    out[at, 3] += 1
+                slot = _slot(table, out, steps[i], steps[j], kinds[i], kinds[j])
+                if table[slot] >= 0:
+                    out[table[slot], 3] += 1
                     continue
                 if count == len(out):
                     bigger = np.zeros((2 * count, 6), np.int64)
@@ -186,85 +196,84 @@ def _all_pairs(cells, steps, kinds, has, stamp, tests, cond, wanted, rows, time,
                         size &= size - 1
                     table = np.full(size, -1, np.int64)
                     for k in range(count):
-                        s = ((out[k, 0] * 2654435761 + out[k, 1]) * 40503) & (size - 1)
-                        while table[s] >= 0:
-                            s = (s + 1) & (size - 1)
-                        table[s] = k
-                    slot = ((np.int64(a) * 2654435761 + b) * 40503) & (size - 1)
-                    while table[slot] >= 0:
-                        slot = (slot + 1) & (size - 1)
+                        table[_slot(table, out, out[k, 0], out[k, 1], out[k, 4], out[k, 5])] = k
+                    slot = _slot(table, out, steps[i], steps[j], kinds[i], kinds[j])
                 table[slot] = count
-                out[count, 0], out[count, 1], out[count, 2], out[count, 3] = a, b, cells[i], 1
+                out[count, 0], out[count, 1], out[count, 2], out[count, 3] = steps[i], steps[j], cells[i], 1
                 out[count, 4], out[count, 5] = kinds[i], kinds[j]
                 count += 1
         lo = hi
     return out[:count]
 
 
+@njit(forceinline=True, cache=True)
+def _slot(table, out, a, b, first, second):
+    """The place of a pair in a hash table of pairs, or the free one where it belongs."""
+    mask = len(table) - 1
+    slot = (((np.int64(a) * 2654435761 + b) * 40503) ^ (first * 3 + second)) & mask
+    while table[slot] >= 0:
+        row = out[table[slot]]
+        if row[0] == a and row[1] == b and row[4] == first and row[5] == second:
+            return slot
+        slot = (slot + 1) & mask
+    return slot
+
+
+@njit(cache=True)
+def _cells_of_pair(pair, cells, steps, kinds, has, order):
+    """The cells at which a pair of accesses races: where packets are waited for, other cells may be ordered."""
+    rows = order[4]
+    found = np.zeros(pair[3], np.int64)
+    count = lo = 0
+    known = np.zeros((0, rows.shape[1]), np.int32)
+    while lo < len(cells) and count < len(found):
+        hi = lo
+        first = second = -1
+        while hi < len(cells) and cells[hi] == cells[lo]:
+            if steps[hi] == pair[0] and kinds[hi] == pair[4] and first < 0:
+                first = hi
+            if steps[hi] == pair[1] and kinds[hi] == pair[5] and second < 0:
+                second = hi
+            hi += 1
+        if first >= 0 and second >= 0:
+            polled = np.any(kinds[lo:hi] == WAIT)
+            if polled:
+                known = _known(cells[lo], steps[lo:hi], kinds[lo:hi], has[lo:hi], order)
+            if _races(first, second, lo, cells, steps, kinds, polled, known, order, False):
+                found[count] = cells[lo]
+                count += 1
+        lo = hi
+    return found[:count]
+
+
 def _describe(tables: Tables, execution: Execution, found: Clocks, pairs: np.ndarray) -> tuple[Race, ...]:
-    groups: dict[tuple[object, ...], list[tuple[int, int, int]]] = {}
-    for index in range(len(pairs)):
-        first, second = _in_order(tables, execution, pairs[index])
-        op_a, op_b = (tables.op(int(execution.log.op[s])) for s in (first, second))
-        agent_a, agent_b = (_agent(tables, execution, s) for s in (first, second))
-        key = (
-            op_a.site,
-            op_a.phase,
-            op_b.site,
-            op_b.phase,
-            agent_a.rank == agent_b.rank,
-            agent_b.sequence - agent_a.sequence,
-        )
-        groups.setdefault(key, []).append((first, second, index))
-    return tuple(_race(tables, execution, found, pairs[m[0][2]], m[0][0], m[0][1], len(m)) for m in groups.values())
-
-
-def _agent(tables: Tables, execution: Execution, step: int):
-    return tables.program.agents[int(tables.ops[execution.log.op[step], t.AGENT])]
-
-
-def _in_order(tables: Tables, execution: Execution, pair: np.ndarray) -> tuple[int, int]:
-    """The two steps, the one that should come first first: the earlier call; within a call, the write."""
-    a, b = int(pair[0]), int(pair[1])
-    one, two = _agent(tables, execution, a), _agent(tables, execution, b)
-    if one.sequence != two.sequence and "host" not in (one.kind, two.kind):
-        return (a, b) if one.sequence < two.sequence else (b, a)
-    if pair[4] == WRITE and pair[5] == WRITE:
-        return a, b
-    return (a, b) if pair[4] == WRITE else (b, a)
+    groups: dict[Key, list[int]] = {}
+    for index, pair in enumerate(pairs):
+        key = key_of_steps(execution, int(pair[0]), int(pair[1]), pair_kinds(pair))
+        groups.setdefault(key, []).append(index)
+    columns = _columns(tables, execution, found) if groups else []
+    return tuple(_race(tables, execution, found, pairs[same[0]], len(same), columns) for same in groups.values())
 
 
 def _race(
-    tables: Tables, execution: Execution, found: Clocks, pair: np.ndarray, first: int, second: int, count: int
+    tables: Tables, execution: Execution, found: Clocks, pair: np.ndarray, count: int, columns: list[np.ndarray]
 ) -> Race:
+    """The race of a pair, the first of `count` of its kind; `columns`: all accesses."""
+    first, second = in_order(execution, int(pair[0]), int(pair[1]), pair_kinds(pair))
     kinds = {int(pair[0]): ACCESS_KINDS[pair[4]], int(pair[1]): ACCESS_KINDS[pair[5]]}
-    one = access_of(tables, int(execution.log.op[first]), kinds[first])
-    two = access_of(tables, int(execution.log.op[second]), kinds[second])
-    cells = _common_cells(tables, execution, first, second, kinds)
+    cells = _cells_of_pair(pair, *columns, _order(tables, execution, found))
     region = tables.program.regions[int(tables.cell_region[cells[0]])]
     starts, lengths = tables.cell_start[cells], tables.cell_length[cells]
     slot, offset = region.slot(int(starts[0]))
     base = int(starts[0]) - offset
+    lacking = missing_order(execution, found, first, second)
     return Race(
-        first=one,
-        second=two,
+        first=access_of(tables, int(execution.log.op[first]), kinds[first]),
+        second=access_of(tables, int(execution.log.op[second]), kinds[second]),
         region=f"{slot} of rank {region.rank}",
         elements=ranges([int(start) - base for start in starts], [int(length) for length in lengths]),
-        missing=missing_order(execution, found, first, second),
+        missing=lacking.text,
         pairs=count,
-    )
-
-
-def _cells(tables: Tables, execution: Execution, step: int, kind: str) -> np.ndarray:
-    row = tables.moves[execution.log.row[step]]
-    n = int(row[t.M_COUNT])
-    if kind == "write":
-        return tables.items[row[t.M_DST] : row[t.M_DST] + n]
-    offsets = tables.sources[row[t.M_SOURCES] : row[t.M_SOURCES] + row[t.M_N_SOURCES]]
-    return np.concatenate([tables.items[o : o + n] for o in offsets])
-
-
-def _common_cells(tables: Tables, execution: Execution, first: int, second: int, kinds: dict[int, str]) -> np.ndarray:
-    return np.intersect1d(
-        _cells(tables, execution, first, kinds[first]), _cells(tables, execution, second, kinds[second])
+        release=lacking.release,
+        acquire=lacking.acquire,
     )

@@ -9,7 +9,16 @@ from lab.protocol.tables import AGENT, Tables
 
 @dataclass(frozen=True)
 class Access:
-    """One operation of one agent, as a verdict names it."""
+    """One operation of one agent, as a verdict names it.
+
+    Attributes:
+        rank, block, call: Whose it is; `call` is the launch of the protocol, counted per rank from 1, 0: a host's.
+        op: Its place in the agent's listing.
+        kind: What it did: read, write, wait, ...
+        phase, line, text: Where it is written, and what it is.
+        agent: The agent's name.
+        launch: Which of all kernels of its rank, counted from 1; 0: a host's.
+    """
 
     rank: int
     block: int
@@ -20,6 +29,7 @@ class Access:
     line: str
     text: str
     agent: str
+    launch: int = 0
 
     def __str__(self) -> str:
         phase = f" [{self.phase}]" if self.phase else ""
@@ -32,22 +42,8 @@ def access_of(tables: Tables, row: int, kind: str) -> Access:
     agent = tables.program.agents[int(tables.ops[row, AGENT])]
     position = row - int(tables.agent_start[agent.id])
     text = op.describe()
-    return Access(agent.rank, agent.block, agent.call, position, kind, op.phase, str(op.site), text, agent.name)
-
-
-Key = tuple[object, ...]
-"""What makes two races of different executions or configurations the same.
-
-The source lines and phases of both accesses, and whether they belong to different ranks and to different calls.
-"""
-
-
-def key_of_rows(tables: Tables, rows: list[int]) -> Key:
-    """The key of a race between the operations at `rows` of the tables."""
-    ops = [tables.op(row) for row in rows]
-    agents = [tables.program.agents[int(tables.ops[row, AGENT])] for row in rows]
-    lines = tuple(sorted((str(op.site), op.phase) for op in ops))
-    return lines, len({agent.rank for agent in agents}) > 1, len({agent.call for agent in agents}) > 1
+    launch = 0 if agent.kind == "host" else agent.sequence
+    return Access(agent.rank, agent.block, agent.call, position, kind, op.phase, str(op.site), text, agent.name, launch)
 
 
 @dataclass(frozen=True)
@@ -62,6 +58,8 @@ class Race:
         elements: Ranges [lo, hi) of the region's elements where they meet.
         missing: The order that is missing and what each side does instead.
         pairs: How many pairs of operations (ranks, blocks, calls) are of this kind.
+        release, acquire: The lines between which the order is missing: where the first agent next releases after its
+            access, and where the second last acquired before its own; empty: nowhere.
     """
 
     first: Access
@@ -70,14 +68,30 @@ class Race:
     elements: tuple[tuple[int, int], ...]
     missing: str
     pairs: int
+    release: str = ""
+    acquire: str = ""
 
-    def __str__(self) -> str:
+    @property
+    def direction(self) -> str:
+        """What the second access does after the first, such as "read after write"."""
+        return f"{self.second.kind} after {self.first.kind}"
+
+    @property
+    def distance(self) -> tuple[int, int]:
+        """Launches of the protocol, and kernels of any kind, from the first to the second; (0, 0): one is a host's."""
+        if not self.first.launch or not self.second.launch:
+            return 0, 0
+        return self.second.call - self.first.call, self.second.launch - self.first.launch
+
+    @property
+    def what(self) -> str:
+        """The accesses by kind, and where they meet."""
         spans = ", ".join(f"{lo}..{hi - 1}" for lo, hi in self.elements[:4])
         more = f" and {len(self.elements) - 4} more ranges" if len(self.elements) > 4 else ""
-        return (
-            f"{self.first.kind} / {self.second.kind} of {self.region}, elements {spans}{more}\n"
-            f"  {self.first}\n  {self.second}\n  missing: {self.missing}"
-        )
+        return f"{self.first.kind} / {self.second.kind} of {self.region}, elements {spans}{more}"
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  {self.first}\n  {self.second}\n  missing: {self.missing}"
 
 
 @dataclass(frozen=True)
@@ -167,25 +181,83 @@ class Advice:
 
 
 @dataclass(frozen=True)
+class Finding:
+    """Races that lack one order: where the one side releases and the other acquires, no path leads from there to here.
+
+    Attributes:
+        races: Its races, counted from 1.
+        direction: What the second access does after the first, such as "read after write".
+        across: Whether the two are of different ranks.
+        missing: The order that is missing, told of the first of the races.
+    """
+
+    races: tuple[int, ...]
+    direction: str
+    across: bool
+    missing: str
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a race does, as far as it was looked for.
+
+    Attributes:
+        race: Which, counted from 1.
+        turned, wrong, hangs, aborts: Executions that turn it round, and how they ended.
+        schedule: Of its smallest witness, an execution in which it makes a value wrong; None: none was found.
+        said: The same in words.
+    """
+
+    race: int
+    turned: int = 0
+    wrong: int = 0
+    hangs: int = 0
+    aborts: int = 0
+    schedule: str | None = None
+    said: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One way in which executions fail.
+
+    Attributes:
+        kind: wrong, hang or abort.
+        executions: How many of those that were explored fail so; one may fail in two ways.
+        share: Of all that were explored; None: none was.
+        found_by: Which execution is shown, in words.
+        schedule: One line that `lab replay` repeats to see it.
+    """
+
+    kind: str
+    executions: int
+    share: float | None
+    found_by: str
+    schedule: str
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The answer of `lab check`.
 
     Attributes:
-        verdict: ok, wrong, hang, abort or race.
+        verdict: The worst that was found: wrong, hang, abort, race, or ok.
         protocol, config: What was checked.
         memory: The memory model.
-        races: Racing pairs, one of each kind.
-        wrong: Wrong elements of the first failing execution.
+        races: Racing pairs, one of each kind (see `kinds.Key`).
+        findings: The races by the order that they lack.
+        effects: What each race does.
+        outcomes: How executions fail, the worst first.
+        wrong: Wrong elements of the execution that `outcomes` shows for wrong.
         means: What the wrong outputs of that execution average to, with constant inputs (rank + 1) * call.
-        hang: Who waits for what, when nothing can move.
-        abort: The protocol's own abort record, decoded.
+        hang: Who waits for what, when nothing can move, in the execution that `outcomes` shows for hang.
+        abort: The protocol's own abort record, decoded, of the one shown for abort.
         gave_up: Who waited for what when the first bounded wait gave up, where nothing else could move then.
-        schedule: One line that `lab replay` repeats.
+        schedule: One line that `lab replay` repeats: of the smallest witness, or of the worst outcome.
         witness: The steps that matter.
-        witness_lines: For each race, the schedule line of its smallest witness; None: none was found.
         executions, failing: Executions explored and how many of them failed.
-        proof: What the verdict covers and what it does not.
-        notes: For each race, its smallest witness, or that none was found.
+        proof: What the verdict covers and what it does not, a line for each.
+        notes: What else is to be known of what was checked.
         repairs: Changes of the text that close all that was found, the cheapest first.
         advice: What else may help.
         repairs_tried: How many were tried, and whether all, and what else is to be said; empty: none was looked for.
@@ -198,6 +270,9 @@ class Verdict:
     config: dict[str, object]
     memory: str
     races: tuple[Race, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    effects: tuple[Effect, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
     means: tuple[str, ...] = ()
     wrong: tuple[Wrong, ...] = ()
     hang: tuple[str, ...] = ()
@@ -205,7 +280,6 @@ class Verdict:
     gave_up: tuple[str, ...] = ()
     schedule: str | None = None
     witness: tuple[str, ...] = ()
-    witness_lines: tuple[str | None, ...] = ()
     executions: int = 0
     failing: int = 0
     proof: str = ""
@@ -215,6 +289,11 @@ class Verdict:
     repairs_tried: str = ""
     changes_tried: int = 0
     interrupted: bool = False
+
+    @property
+    def witness_lines(self) -> tuple[str | None, ...]:
+        """For each race, the schedule line of its smallest witness; None: none was found."""
+        return tuple(effect.schedule for effect in self.effects)
 
     @property
     def ok(self) -> bool:

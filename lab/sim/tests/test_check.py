@@ -53,7 +53,8 @@ def test_both_defects_of_the_two_shot_are_two_findings(memory):
     assert second.region.startswith("staging[")
     assert all(lo < hi for race in races.values() for lo, hi in race.elements)
     assert all("releases" in race.missing and "acquires" in race.missing for race in races.values())
-    assert [line in note for line, note in zip(verdict.witness_lines, verdict.notes, strict=False)] == [True, True]
+    assert all(effect.schedule and effect.schedule in effect.said for effect in verdict.effects)
+    assert verdict.witness_lines == tuple(effect.schedule for effect in verdict.effects)
 
 
 def test_d1_alone_needs_one_call_and_d2_alone_one_block():
@@ -254,8 +255,9 @@ def test_a_wait_that_gives_up_aborts_only_where_the_agent_returns(then, verdict,
 
 def test_no_executions_are_counted_where_none_were_explored():
     found = check(load("seed_two_shot"), executions=20, repair_seconds=0, minimise=False)
-    assert f"wrong results in {found.failing} of {found.executions} executions; the first" in report(found)
-    none = report(replace(found, failing=0, executions=0))
-    assert "wrong results; an execution that shows them:" in none and "0 of 0" not in none
-    other = report(replace(found, failing=0, executions=7))
-    assert "wrong results, in none of the 7 explored executions but in this one:" in other
+    assert f"wrong results in {found.failing} of {found.executions} executions; shown: the first" in report(found)
+    (outcome,) = found.outcomes
+    none = report(replace(found, failing=0, executions=0, outcomes=(replace(outcome, executions=0, share=None),)))
+    assert "wrong results; shown: " in none and "0 of 0" not in none
+    other = report(replace(found, failing=0, executions=7, outcomes=(replace(outcome, executions=0, share=0.0),)))
+    assert "wrong results, in none of the 7 explored executions but in " in other

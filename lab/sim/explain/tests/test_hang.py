@@ -4,7 +4,19 @@ import pytest
 
 from lab.protocol.errors import ProtocolError
 from lab.protocol.library import load
-from lab.protocol.write import ACQ_REL, ACQUIRE, DEVICE, RELAXED, RELEASE, UNCACHED, Block, Declare, protocol
+from lab.protocol.write import (
+    ACQ_REL,
+    ACQUIRE,
+    DEVICE,
+    RELAXED,
+    RELEASE,
+    SYSTEM,
+    UNCACHED,
+    Block,
+    Declare,
+    Host,
+    protocol,
+)
 from lab.sim.check import check
 from lab.sim.machine.interleaved import MEMORY_MODELS
 
@@ -41,7 +53,9 @@ def counts_generations(b: Block) -> None:
 def test_a_value_that_the_waiter_itself_has_read_is_not_said_to_be_missed():
     verdict = check(counts_generations, minimise=False)
     assert verdict.verdict == "hang"
-    assert "it holds 1; nobody will write it any more" in verdict.hang[0] and "overwrote" not in verdict.hang[0]
+    told = verdict.hang[0]
+    assert "it holds 1, which rank 0 block" in told and "nobody will write it any more" in told
+    assert "seen = 1, read at step" in told and "overwrote" not in told, "the register, and the store that gave it"
     assert check(counts_generations, counts_generations.config(options=(("early", True),))).ok
 
 
@@ -132,3 +146,112 @@ def test_a_packet_that_the_waiter_has_taken_is_not_said_to_be_missed():
 
     (first, *_) = check(waits_twice, executions=10, minimise=False).hang
     assert "nobody will write it any more" in first and "overwrote" not in first
+
+
+# ---- the waiter's own doing
+
+
+def counted(m: Declare) -> None:
+    """Arrivals."""
+    m.words("arrived")
+
+
+def without_output(h: Host) -> None:
+    """One launch; no output is compared."""
+    h.launch(blocks=h.config.blocks)
+    h.sync()
+
+
+@protocol(memory=counted, world=1, blocks=3, bytes=64, calls=1, scenarios={"once": without_output})
+def overshoots(b: Block) -> None:
+    """Three blocks arrive, and each waits for exactly two."""
+    b.leader.add(b.mine.arrived, 1, ACQ_REL, DEVICE)
+    b.leader.wait(b.mine.arrived, "==", 2, ACQUIRE, DEVICE)
+
+
+def test_an_addition_of_the_waiter_that_took_the_word_past_its_wait_is_named():
+    told = check(overshoots, executions=20, repair_seconds=0).hang
+    own = [line for line in told if "and its own addition" in line and "overwrote it with 3" in line]
+    assert len(own) == 1 and "made it 2 at step" in own[0] and "nobody will write" not in own[0], told
+    assert any("its own addition made it 2" in line and "overwrote it with 3" in line for line in told), told
+
+
+@protocol(memory=words, world=2, bytes=512)
+def wipes_its_own(b: Block) -> None:
+    """Each clears its word after the other may have told."""
+    (other,) = b.peers
+    b.leader.store(b.on(other).turn, 1, RELEASE, SYSTEM)
+    b.leader.store(b.mine.turn, 0, RELAXED, SYSTEM)
+    b.leader.wait(b.mine.turn, "==", 1, ACQUIRE, SYSTEM)
+    b.copy(b.input, b.output)
+
+
+@pytest.mark.parametrize("memory", MEMORY_MODELS)
+def test_a_store_of_the_waiter_that_wiped_the_signal_is_named(memory):
+    told = check(wipes_its_own, memory=memory, executions=60, repair_seconds=0).hang
+    assert any("made it 1 at step" in line and "its own store (test_hang.py:" in line for line in told), told
+
+
+@protocol(memory=counted, world=1, blocks=2, bytes=64, calls=2, options={"lacking": True})
+def returns_to_zero(b: Block) -> None:
+    """Arrive, and wait until the last has set the word to 0 again; in call 2 one block does not arrive."""
+    absent = b.options["lacking"] and b.call == 2 and b.block == 1
+    if not absent:
+        seen = b.leader.add(b.mine.arrived, 1, ACQ_REL, DEVICE)
+        with b.leader.when(seen == b.blocks - 1):
+            b.leader.store(b.mine.arrived, 0, RELEASE, DEVICE)
+        with b.leader.when(seen != b.blocks - 1):
+            b.leader.wait(b.mine.arrived, "==", 0, ACQUIRE, DEVICE)
+    b.copy(b.input, b.output)
+
+
+def test_what_met_an_earlier_use_of_a_word_is_not_said_to_be_missed():
+    """The 0 of call 1 was seen in call 1; call 2 waits for another, and its addition spoils nothing."""
+    told = check(returns_to_zero, executions=40, repair_seconds=0).hang
+    assert told and "overwrote" not in told[0] and "nobody will write it any more" in told[0], told
+    assert check(returns_to_zero, returns_to_zero.config(options=(("lacking", False),)), executions=40).ok
+
+
+# ---- what does not exist, or came empty
+
+
+def uneven(h: Host) -> None:
+    """Rank 0 launches one block, rank 1 two."""
+    h.launch(blocks=1 + h.rank)
+    h.sync()
+
+
+def flags(m: Declare) -> None:
+    """A flag for each block of each rank."""
+    m.words("ready", m.world, block=2)
+
+
+@protocol(memory=flags, world=2, blocks=2, bytes=64, calls=1, scenarios={"uneven": uneven})
+def block_by_block(b: Block) -> None:
+    """Block k waits for block k of the peer."""
+    (other,) = b.peers
+    b.leader.store(b.on(other).ready[b.block, b.rank], b.call, RELEASE, SYSTEM)
+    b.leader.wait(b.mine.ready[b.block, other], ">=", b.call, ACQUIRE, SYSTEM)
+
+
+def test_a_grid_that_has_no_such_block_is_named():
+    (told, *_) = check(block_by_block, executions=10, repair_seconds=0).hang
+    assert "it holds 0, as at first; nobody will write it any more" in told
+    assert "rank 0 has 1, rank 1 has 2 blocks; rank 0 has no block 1" in told
+
+
+@protocol(memory=packets, world=2, bytes=512, calls=2)
+def sends_the_empty_stamp(b: Block) -> None:
+    """In call 1 the packet carries the stamp of an empty slot; call 2 would send a full one."""
+    (peer,) = b.peers
+    b.copy(b.input, b.on(peer).packets[b.rank], stamp=b.call - 1)
+    b.wait_stamps(b.mine.packets[peer], "!=", 0)
+    b.copy(b.input, b.output)
+
+
+@pytest.mark.parametrize("memory", MEMORY_MODELS)
+def test_a_packet_that_came_with_a_stamp_that_does_not_meet_is_named(memory):
+    told = check(sends_the_empty_stamp, memory=memory, executions=20, repair_seconds=0).hang
+    assert "with stamp 0, which does not meet it" in told[0] and "still to be written" not in told[0], told
+    assert not any(line.startswith("each waits for the next") for line in told), "call 2 is no cause"
+    assert told[-1].startswith("until these end there wait: ")

@@ -7,11 +7,12 @@ from lab.protocol.library import load
 from lab.protocol.tables import compile_tables
 from lab.protocol.write import ACQUIRE, RELAXED, RELEASE, SYSTEM, UNCACHED, Block, Declare, Host, protocol
 from lab.sim.check import check, witnesses
-from lab.sim.explain.minimise import _explained, _runs, key_of
+from lab.sim.explain.minimise import _explained, _runs
 from lab.sim.explain.replay import digest, replay
 from lab.sim.machine import interleaved as m
 from lab.sim.machine.engines import Engine
 from lab.sim.machine.execution import execute
+from lab.sim.order.kinds import key_of
 from lab.sim.order.races import find_races
 
 
@@ -90,7 +91,7 @@ def test_a_race_that_changes_no_value_is_reported_and_said_to_be_benign_so_far()
     assert len(find_races(tables).races) == 1
     verdict = check(benign, executions=100)
     assert verdict.verdict == "race" and len(verdict.races) == 1
-    assert any("benign so far" in note for note in verdict.notes)
+    assert "benign so far" in verdict.effects[0].said
 
 
 def two_writers(declare: Declare) -> None:
@@ -128,6 +129,6 @@ def test_two_writes_that_nothing_orders_are_shown_by_the_read_after_both():
     verdict = check(stray, executions=100)
     assert verdict.verdict == "wrong" and len(verdict.races) == 1
     assert (verdict.races[0].first.kind, verdict.races[0].second.kind) == ("write", "write")
-    assert "wrong values with 1 call" in verdict.notes[0]
+    assert "wrong values with 1 call" in verdict.effects[0].said
     told = "\n".join(verdict.witness)
     assert "reduce input" in told and "copy input 1 of rank 1 -> slot" in told and "expect output" in told

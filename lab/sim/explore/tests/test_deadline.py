@@ -11,9 +11,10 @@ from lab.protocol.tables import compile_tables
 from lab.sim import check as checks
 from lab.sim.check import check
 from lab.sim.explain import minimise
-from lab.sim.explain.minimise import key_of, smallest_witness
+from lab.sim.explain.minimise import smallest_witness
 from lab.sim.explain.report import report
 from lab.sim.explore.deadline import Deadline
+from lab.sim.order.kinds import key_of
 from lab.sim.order.races import find_races
 
 SEED = load("seed_two_shot")
@@ -33,7 +34,7 @@ def test_a_deadline_counts_down_and_may_be_none():
 def test_without_time_the_races_are_still_named_and_what_was_left_out_is_said():
     verdict = check(SEED, CONFIG, executions=10**9, deadline=1e-6, repair_seconds=10)
     assert len(verdict.races) == 2 and verdict.executions < 10**6
-    assert sum(LEFT_OUT in note for note in verdict.notes) == 2
+    assert sum(LEFT_OUT in effect.said for effect in verdict.effects) == 2
     assert verdict.witness == () and verdict.repairs == ()
     assert "no change of the text tried: the deadline of 1e-06 s had passed" in verdict.repairs_tried
     assert "stopped early: deadline of 1e-06 s" in verdict.proof and "no single change that" not in report(verdict)
@@ -45,7 +46,7 @@ def test_exploration_leaves_time_for_the_witnesses():
     verdict = check(SEED, CONFIG, executions=10**9, deadline=6.0)
     assert time.perf_counter() - started < 12
     assert "stopped early: deadline of 6 s, of which a part is kept for the witnesses" in verdict.proof
-    assert verdict.witness and all("lab replay" in note for note in verdict.notes[:2])
+    assert verdict.witness and all("lab replay" in effect.said for effect in verdict.effects)
 
 
 class Passes(Deadline):
@@ -83,7 +84,7 @@ def test_ctrl_c_in_any_phase_keeps_the_races(where, what, monkeypatch):
     verdict = check(SEED, CONFIG, executions=100, repair_seconds=10)
     assert verdict.interrupted and len(verdict.races) == 2
     assert verdict.verdict in ("race", "wrong") and verdict.repairs_tried == ""
-    assert any(LEFT_OUT in note for note in verdict.notes)
+    assert any(LEFT_OUT in effect.said for effect in verdict.effects)
 
 
 def test_ctrl_c_in_the_exploration_keeps_what_was_found_and_ends_the_check():

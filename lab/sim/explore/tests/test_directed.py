@@ -12,7 +12,7 @@ from lab.protocol.write import ACQUIRE, RELAXED, RELEASE, SYSTEM, UNCACHED, prot
 from lab.sim.bench.first_failure import first_failures
 from lab.sim.check import check
 from lab.sim.explain import minimise
-from lab.sim.explain.minimise import key_of, smallest_witness
+from lab.sim.explain.minimise import smallest_witness
 from lab.sim.explain.tests.test_minimise import benign
 from lab.sim.explore import directed
 from lab.sim.explore.directed import DIRECTED, Plan, plan_for, plan_of
@@ -21,6 +21,7 @@ from lab.sim.explore.explore import explore
 from lab.sim.machine import interleaved as m
 from lab.sim.machine.engines import Engine
 from lab.sim.machine.execution import execute
+from lab.sim.order.kinds import key_of
 from lab.sim.order.races import find_races
 
 
@@ -112,10 +113,11 @@ def test_under_posted_the_arrival_of_a_store_is_late_without_its_agent():
     assert find_races(tables).races
     plan, engine = plan_of(tables, "posted"), Engine(tables, "posted")
     recorded = execute(tables, "posted").log.op
-    wrong = [turn for k, turn in enumerate(plan.turns) if plan.batch(engine, k, 1)[m.T_WRONG] and turn.base == 0]
+    ends = [plan.batch(engine, k, 1)[:, m.T_WRONG].any() for k in range(len(plan))]
+    wrong = [turn for turn, ended in zip(plan.turns, ends, strict=True) if ended and turn.base == 0]
     assert wrong and all(recorded[turn.held] == -1 for turn in wrong)
     sc = plan_of(tables, "sc")
-    assert len(sc) and sc.batch(Engine(tables, "sc"), 0, len(sc))[m.T_WRONG] == 0
+    assert len(sc) and not sc.batch(Engine(tables, "sc"), 0, len(sc))[:, m.T_WRONG].any()
 
 
 # ---- what it finds
@@ -167,8 +169,9 @@ def test_a_program_without_races_has_no_directed_executions(name):
 
 def test_a_race_that_changes_no_value_says_how_many_executions_tried_to_make_it():
     verdict = check(benign, executions=100)
-    assert verdict.verdict == "race" and any("benign so far" in note for note in verdict.notes)
-    assert "12 directed (12 for race 1)" in verdict.proof
+    assert verdict.verdict == "race" and "(12 turned it round)" in verdict.effects[0].said
+    assert "benign so far" in verdict.effects[0].said and verdict.effects[0].turned == 12
+    assert "12 directed" in verdict.proof
     assert "directed" not in check(benign, executions=100, schedulers=("random",)).proof
 
 
@@ -181,7 +184,8 @@ def test_what_the_plan_leaves_goes_to_the_other_schedulers():
     found = explore(tables, schedulers=(DIRECTED, "random", "pct"), executions=301)
     assert found.by_scheduler == {DIRECTED: planned, "random": 145, "pct": 144} and planned == 12
     few = explore(tables, schedulers=("pct", DIRECTED), executions=11)
-    assert few.by_scheduler == {"pct": 6, DIRECTED: 5} and sum(few.tried.values()) == 5
+    assert few.by_scheduler == {"pct": 6, DIRECTED: 5}
+    assert sum(outcomes.executions for outcomes in few.turned.values()) == 5
     alone = explore(tables, schedulers=(DIRECTED,), executions=301)
     assert alone.executions == planned and alone.failing == 0
 
@@ -190,6 +194,6 @@ def test_what_the_plan_leaves_goes_to_the_other_schedulers():
 def test_directed_executions_do_not_depend_on_who_runs_them_and_their_failure_repeats(memory):
     tables = seed_two_shot()
     one, two = (explore(tables, memory, (DIRECTED,), 90, 7, executor=who) for who in (None, Threads(2)))
-    assert (one.executions, one.wrong, one.ops, one.tried) == (two.executions, two.wrong, two.ops, two.tried)
+    assert (one.executions, one.wrong, one.ops, one.turned) == (two.executions, two.wrong, two.ops, two.turned)
     assert one.failure[:2] == two.failure[:2] and np.array_equal(one.failure[2], two.failure[2])
     assert execute(tables, memory, m.REPLAY, choices=one.failure[2]).state.counts[m.C_WRONG]
