@@ -28,9 +28,13 @@ class LabError(Exception):
         # Errors travel between processes, and subclasses take other arguments than an Exception remembers.
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
+    @property
+    def summary(self) -> str:
+        """What is wrong, with the value."""
+        return self.what + ("" if self.value is None else f": {self.value!r}")
+
     def __str__(self) -> str:
-        shown = "" if self.value is None else f": {self.value!r}"
-        return f"{self.what}{shown}" + (f"\n  {self.hint}" if self.hint else "")
+        return self.summary + (f"\n  {self.hint}" if self.hint else "")
 
 
 class UnknownNameError(LabError):

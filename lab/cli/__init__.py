@@ -7,6 +7,7 @@ pandas and the lab's own modules inside the function: a test holds `lab --help` 
 
 from __future__ import annotations
 
+import signal
 from importlib import import_module
 from typing import Annotated
 
@@ -34,7 +35,10 @@ COMMANDS: tuple[str, ...] = (
 app = typer.Typer(
     name="lab",
     help="The research kernel lab for custom all-reduce: find, show and replay protocol defects on the CPU.",
-    epilog="Exit codes: 0 fine, 1 a defect was found, 2 the request cannot be met, 130 stopped with Ctrl-C.",
+    epilog=(
+        "Exit codes: 0 fine, 1 a defect was found, 2 the request cannot be met, 70 a bug in the lab itself, "
+        "130 stopped with Ctrl-C, 141 nobody reads the output any more."
+    ),
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -74,4 +78,7 @@ def main(argv: list[str] | None = None) -> int:
 
     Tests call this and not typer's CliRunner, which would see a LabError instead of its message and code.
     """
-    return run(app, argv)
+    code = run(app, argv)
+    if argv is None:  # a process of its own, of which only the end is left: nothing that Ctrl-C could keep
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return code
