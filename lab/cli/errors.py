@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import sys
-import sysconfig
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,10 +85,9 @@ def ending_of(problem: BaseException) -> Ending:
     if isinstance(problem, StoppedError):
         return Ending(INTERRUPTED, f"stopped with Ctrl-C; {problem}")
     if isinstance(problem, KeyboardInterrupt):
-        place = _place_in_a_text(problem)
-        return Ending(
-            INTERRUPTED, f"stopped; the text of a protocol was still running, at {place}" if place else "stopped"
-        )
+        place = str(problem) or _place_in_a_text(problem)
+        running = f"; the text of a protocol was still running, at {place}" if place else ""
+        return Ending(INTERRUPTED, f"stopped{running}")
     if isinstance(problem, TyperException):
         return Ending(USAGE, problem.format_message(), "--help lists what there is")
     if isinstance(problem, LabError):
@@ -152,17 +150,11 @@ def _smaller(problem: BaseException) -> str:
 
 
 def _place_in_a_text(problem: BaseException) -> str | None:
-    """The innermost line of a user's own file that a problem passed through; None: it met none."""
-    libraries = [Path(path).resolve() for path in {*sysconfig.get_paths().values()}]
-    package = Path(__file__).parents[1]
-    found = None
-    for frame in traceback.extract_tb(problem.__traceback__):
-        file = Path(frame.filename)
-        if not file.is_file() or "site-packages" in file.parts or file.is_relative_to(package):
-            continue
-        if not any(file.resolve().is_relative_to(library) for library in libraries):
-            found = f"{frame.filename}:{frame.lineno}: {frame.line}"
-    return found
+    """The innermost line of a protocol's text that a problem passed through; None: it met none."""
+    from lab.protocol.errors import is_text
+
+    lines = [frame for frame in traceback.extract_tb(problem.__traceback__) if is_text(frame.filename)]
+    return f"{lines[-1].filename}:{lines[-1].lineno}: {lines[-1].line}" if lines else None
 
 
 def _came_from_the_cache(problem: BaseException) -> bool:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import typer
 
+MOST_WORKERS = 256  # more threads or processes than any one machine runs to advantage
+
+
+def finite(value: float) -> float:
+    """Refuse nan and infinity, which a range of typer lets through."""
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number of seconds")
+    return value
+
+
 Name = Annotated[str, typer.Argument(help="A name from `lab list`, or my_protocol.py:name.", metavar="NAME_OR_FILE")]
-World = Annotated[int | None, typer.Option(help="Ranks, 1 to 8.")]
+World = Annotated[int | None, typer.Option(help="Ranks, 1 to 8; the protocol's own number otherwise.")]
 Blocks = Annotated[int | None, typer.Option(help="Most blocks of a launch; the protocol's own grid otherwise.")]
-Calls = Annotated[int | None, typer.Option(help="Calls of each rank.")]
+Calls = Annotated[int | None, typer.Option(help="Calls of each rank; the protocol's own number otherwise.")]
 Bytes = Annotated[
     str | None,
     typer.Option("--bytes", help="Message size: 65536, 64KiB; several with commas are cycled over the calls."),

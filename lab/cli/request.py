@@ -13,21 +13,26 @@ if TYPE_CHECKING:
 
 _UNITS = {
     **{"": 1, "b": 1},
-    **{"k": 2**10, "m": 2**20, "g": 2**30},
-    **{"kib": 2**10, "mib": 2**20, "gib": 2**30},
-    **{"kb": 10**3, "mb": 10**6, "gb": 10**9},
+    **{"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40},
+    **{"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40},
+    **{"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
 }
+_MOST = 64 * 2**30  # bytes of a message
 
 
 def sizes(text: str | None) -> tuple[int, ...] | None:
     """`"65536"`, `"64KiB"` or `"64KiB,2002"` as bytes."""
-    return None if text is None else tuple(size(part) for part in text.split(","))
+    return None if text is None else tuple(size(part, _MOST) for part in text.split(","))
 
 
-def size(text: str) -> int:
-    """`"65536"`, `"64KiB"`, `"20MiB"` or `"8GiB"` in bytes; K, M and G are KiB, MiB and GiB, KB is 1000 bytes."""
+def size(text: str, most: int | None = None) -> int:
+    """`"65536"`, `"64KiB"`, `"20MiB"` or `"8GiB"` in bytes; K, M and G are KiB, MiB and GiB, KB is 1000 bytes.
+
+    Raises:
+        LabError: It is no size, or more than `most`.
+    """
     number = text.strip().lower()
-    digits = number.rstrip("kmgib")
+    digits = number.rstrip("kmgtib")
     if not (digits.isascii() and digits.isdigit()) or number[len(digits) :] not in _UNITS:
         raise LabError(
             "this is not a size",
@@ -35,7 +40,10 @@ def size(text: str) -> int:
             hint="write bytes (65536) or 64KiB, 1MiB, 8GiB (also K, M, G, and KB, MB, GB for powers of 1000); several "
             "messages with commas",
         )
-    return int(digits) * _UNITS[number[len(digits) :]]
+    found = int(digits) * _UNITS[number[len(digits) :]]
+    if most is not None and found > most:
+        raise LabError("this size is too large", value=text, hint=f"the largest message is {most >> 30}GiB")
+    return found
 
 
 def configured(
@@ -70,7 +78,7 @@ def configured(
         blocks=blocks,
         calls=calls,
         bytes=sizes(nbytes),
-        gate=None if gate is None else size(gate),
+        gate=None if gate is None else size(gate, _MOST),
         dtype=dtype,
         waves=waves,
         resident=resident,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import sys
+import sysconfig
 import traceback
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ _LANGUAGE = frozenset(
     if path.name != "scenario.py"
 )
 _PYTHON = str(Path(traceback.__file__).parent)
+_WRITTEN = ("library", "seed", "published")  # rooms of what is written in the language
 
 
 class ProtocolError(LabError):
@@ -67,6 +69,25 @@ def raised_in_text(problem: BaseException, text: str = "the protocol") -> BaseEx
     if isinstance(problem, RegisterError):
         return ProtocolError(str(problem), site=site)
     return ProtocolError(f"{type(problem).__name__}: {problem}", site=site)
+
+
+def site_of_frame(frame: FrameType | None) -> Site | None:
+    """The innermost line of a protocol's text on a stack that is running; None: it runs none."""
+    while frame is not None:
+        if is_text(frame.f_code.co_filename):
+            return _site(frame.f_code.co_filename, frame.f_lineno, 0, "", "")
+        frame = frame.f_back
+    return None
+
+
+@cache
+def is_text(file: str) -> bool:
+    """Whether a file is the text of a protocol: one of the lab's protocols, or a file of neither the lab nor Python."""
+    path = Path(file)
+    if path.is_relative_to(_ROOM.parent):
+        return path.is_relative_to(_ROOM) and path.parent.name in _WRITTEN and path.name != "__init__.py"
+    libraries = {path for name, path in sysconfig.get_paths().items() if "lib" in name}
+    return not file.startswith(("<", *libraries)) and "site-packages" not in path.parts and path.is_file()
 
 
 @cache

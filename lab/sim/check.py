@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from lab.errors import UnknownNameError
 from lab.protocol.program import Program
 from lab.protocol.tables import Tables, compile_tables
 from lab.protocol.write import Config, Protocol
@@ -13,10 +14,10 @@ from lab.sim.explain.coverage import Basis, proof
 from lab.sim.explain.failure import Failure, failure_of
 from lab.sim.explain.minimise import Witness, smallest_witness
 from lab.sim.explain.notes import Looked, effects, notes, story
-from lab.sim.explore.deadline import Deadline
+from lab.sim.explore.deadline import Deadline, DeadlineError
 from lab.sim.explore.directed import DIRECTED, Plan, plan_of
 from lab.sim.explore.executor import Executor
-from lab.sim.explore.explore import INTERRUPTED, KINDS, Exploration, Failing, Outcomes, explore
+from lab.sim.explore.explore import INTERRUPTED, KINDS, NAMES, Exploration, Failing, Outcomes, explore
 from lab.sim.explore.recorded import races_of_all, recorded
 from lab.sim.machine import interleaved as m
 from lab.sim.machine.execution import Execution, execute
@@ -92,6 +93,9 @@ def check(
     Raises:
         LabError: The configuration is refused, or the protocol's text is wrong.
     """
+    for name in schedulers:
+        if name not in (*NAMES, EXHAUSTIVE):
+            raise UnknownNameError("scheduler", name, (*NAMES, EXHAUSTIVE))
     config = config or protocol.config()
     compile_engines((memory,), EXHAUSTIVE in schedulers, compiling)
     run = _Run(protocol, config, memory, seed, deadline, minimise, phase)
@@ -129,7 +133,7 @@ class _Run:
     minimise: bool
     phase: Callable[[str], None]
     races: tuple[Race, ...] = ()
-    why_not: str | None = "Ctrl-C came before it was looked at"
+    why_not: str | None = "the deadline came before it was looked at"
     everywhere: bool = False
     raced: int = 1
     plan: Plan = field(default_factory=Plan)
@@ -142,10 +146,13 @@ class _Run:
     def __post_init__(self) -> None:
         self.until = Deadline(self.deadline)
         self.phase("race check")
-        self.program: Program = self.protocol.program(self.config)
-        self.tables: Tables = compile_tables(self.program)
-        self.first: RaceReport = find_races(self.tables)
+        self.program, self.tables, self.first = self.until.keep(self._race_checked, "the race check")
         self.races = self.first.races
+
+    def _race_checked(self) -> tuple[Program, Tables, RaceReport]:
+        program = self.protocol.program(self.config)
+        tables = compile_tables(program)
+        return program, tables, find_races(tables)
 
     @property
     def interrupted(self) -> bool:
@@ -166,15 +173,23 @@ class _Run:
 
     def look_for_races(self, directed: bool) -> None:
         """The races of the first execution; where it does not stand for all, of others; and how to turn them round."""
+        first, keep = self.first.execution, self.until.keep
         try:
-            self.why_not = why_not_determinate(self.first.execution, bool(self.races))
-            self.everywhere = not self.races and self.why_not is None and holds_under_every_model(self.first.execution)
-            self.races = races_of_all(self._recorded())
+            self.why_not = keep(lambda: why_not_determinate(first, bool(self.races)), "determinacy")
+            if not self.races and self.why_not is None:
+                self.everywhere = keep(lambda: holds_under_every_model(first), "every memory model")
+            self.races = keep(lambda: races_of_all(self._recorded()), "the race check of more executions")
             if self.races and directed:
                 keys = [key_of(race) for race in self.races]
-                self.plan = plan_of(self.tables, self.memory, keys, self.seed, first=self.first)
+                self.plan = keep(
+                    lambda: plan_of(self.tables, self.memory, keys, self.seed, first=self.first),
+                    "the schedules of races",
+                )
         except KeyboardInterrupt:
             self.found.stopped = INTERRUPTED
+            self.why_not = self.why_not and self.why_not.replace("the deadline", "Ctrl-C")
+        except DeadlineError:
+            return  # what was not looked at keeps its cautious answer, and the proof says so
 
     def _recorded(self) -> Iterator[RaceReport]:
         """The first execution; where it does not stand for all, others under sc and the memory model asked for."""
@@ -193,9 +208,14 @@ class _Run:
         if self.interrupted:
             return
         try:
-            reports = [find_races(self.tables, shown.execution) for shown in self._explored()]
+            reports = self.until.keep(
+                lambda: [find_races(self.tables, shown.execution) for shown in self._explored()],
+                "the race check of the executions that fail",
+            )
         except KeyboardInterrupt:
             self.found.stopped = INTERRUPTED
+            return
+        except DeadlineError:
             return
         self.races = races_of_all([replace(self.first, races=self.races), *reports])
         self.raced += len(reports)

@@ -196,7 +196,7 @@ def _has_value(kind):
     return kind in (t.STORE, t.RMW, t.WAIT, t.SET, t.BRANCH, t.WAIT_STAMP)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _clocks(
     steps,
     ops,

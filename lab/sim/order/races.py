@@ -161,7 +161,7 @@ def _races(i, j, lo, cells, steps, kinds, polled, known, order, ordered):
     return not (kinds[i] == WAIT and _leaves_met(b, a, stamp, tests, cond, wanted))
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _all_pairs(cells, steps, kinds, has, order, ordered):
     """See `conflicts`."""
     rows = order[4]
