@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import signal
 import sys
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 
+from lab.sim.explore.orphans import begin_worker
 from lab.sim.timing.gate_reference import REPORTED, reference
 from lab.sim.timing.gates import GATES, MODES, GateRow, gate_rows
 
@@ -112,8 +112,8 @@ def _run(task: Task, seed: int, runs: int) -> list[GateRow]:
 
 
 def _worker() -> None:
-    """Leave Ctrl-C to the parent; collecting garbage takes a third of the time and frees nothing."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Collecting garbage takes a third of the time and frees nothing."""
+    begin_worker()
     gc.disable()
 
 

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lab.cli import bench_rounding
+from lab.cli.errors import StoppedError
+from lab.cli.options import seconds as span
 from lab.cli.output import emit_json
+from lab.cli.progress import telling
+from lab.cli.table import print_table
 
 if TYPE_CHECKING:
-    from lab.sim.bench.measure import Row
+    from lab.sim.bench.measure import Report, Row
 
 app = typer.Typer(help="Measure the lab's engines, with what limits them.", no_args_is_help=True)
 app.command("rounding")(bench_rounding.command)
@@ -18,7 +22,7 @@ app.command("rounding")(bench_rounding.command)
 
 @app.command()
 def sim(
-    seconds: Annotated[float, typer.Option(help="Seconds to measure each row.")] = 0.5,
+    seconds: Annotated[float, typer.Option(help="Seconds to measure each row.", callback=span)] = 0.5,
     peers: Annotated[bool, typer.Option(help="Also run SPIN on the searched models, where it is installed.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
@@ -34,12 +38,19 @@ def sim(
     for entry in ENTRIES:
         protocol, config = entry.defective()
         defects[entry.id] = compile_tables(protocol.program(config))
-    report = measure(seconds, peers, defects)
+    with telling() as tell:
+        report = measure(seconds, peers, defects, tell)
     if json:
         emit_json(report.document())
-        return
-    for row in report.rows:
-        typer.echo(f"{row.engine:<24} {row.model:<36} {row.memory:<7} {_figures(row):<48} {row.limit}")
+    else:
+        _print(report)
+    if report.interrupted:
+        raise StoppedError(f"the {len(report.rows)} rows that were finished are above")
+
+
+def _print(report: Report) -> None:
+    rows = [(row.engine, row.model, row.memory, _figures(row), row.limit) for row in report.rows]
+    print_table(("engine", "model", "memory", "how fast", "limited by"), rows)
     for model, ratio in report.times_spin.items():
         typer.echo(f"{model}: the exact search visits {ratio:.0f} times as many states a second as SPIN")
     for name, what in report.peers.items():

@@ -6,7 +6,10 @@ from typing import Annotated
 
 import typer
 
+from lab.cli.errors import StoppedError
 from lab.cli.output import emit_json
+from lab.cli.progress import telling
+from lab.cli.table import print_table
 
 
 def command(
@@ -18,14 +21,29 @@ def command(
     """Bytes read and written a second, on one thread, and the ratio to numpy's copy in the same run."""
     from lab.sim.rounding.speed import measure
 
-    rows = measure(mebibytes, rounds, peers=peers)
+    finished = 0
+    with telling() as tell:
+
+        def progress(done: int) -> None:
+            nonlocal finished
+            finished = done
+            tell(f"{done} of {rounds} rounds")
+
+        rows = measure(mebibytes, rounds, peers=peers, progress=progress)
     if json:
-        emit_json({"mebibytes": mebibytes, "rounds": rounds, "threads": 1, "rows": rows})
-        return
-    typer.echo(f"{mebibytes} MiB of fp32, one thread, best of {rounds}, rows and copies interleaved")
-    typer.echo(f"{'implementation':<22} {'mode':<13} {'format':<6} {'ms':>9} {'GB/s':>7} {'ratio to copy':>14}  limit")
-    for row in rows:
-        typer.echo(
-            f"{row.implementation:<22} {row.mode:<13} {row.format:<6} {row.ms:>9.2f} {row.gb_per_s:>7.2f} "
-            f"{row.ratio_to_copy:>14.3f}  {row.limit}"
+        emit_json({"mebibytes": mebibytes, "rounds": finished, "threads": 1, "rows": rows})
+    else:
+        typer.echo(f"{mebibytes} MiB of fp32, one thread, best of {finished}, rows and copies interleaved")
+        print_table(
+            ("implementation", "mode", "format", "ms", "GB/s", "ratio to copy", "limited by"),
+            [
+                (
+                    *(row.implementation, row.mode, row.format),
+                    *(f"{row.ms:.2f}", f"{row.gb_per_s:.2f}", f"{row.ratio_to_copy:.3f}", row.limit),
+                )
+                for row in rows
+            ],
+            right=(3, 4, 5),
         )
+    if finished < rounds:
+        raise StoppedError(f"{finished} of {rounds} rounds were finished; the rows are of those")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lab.cli.errors import DEFECT, StoppedError
+from lab.cli.options import MOST_WORKERS, seconds
 from lab.cli.output import emit_json
+from lab.cli.progress import telling
+from lab.cli.table import print_table
 from lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -28,9 +32,11 @@ def command(
     seed: Annotated[int, typer.Option(help="Seed of the schedulers.", min=0)] = 0,
     repairs: Annotated[
         float,
-        typer.Option(help="Seconds to look for repairs of each defect, and for the published fix among them.", min=0),
+        typer.Option(
+            help="Seconds to look for repairs of each defect, and for the published fix among them.", callback=seconds
+        ),
     ] = 0.0,
-    workers: Annotated[int, typer.Option(help="Processes that judge.", min=1)] = 1,
+    workers: Annotated[int, typer.Option(help="Processes that judge.", min=1, max=MOST_WORKERS)] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Check every published defect and its fix; exit 1 if a defect is missed or a fix accused.
@@ -48,12 +54,20 @@ def command(
         if name not in MEMORY_MODELS:
             raise UnknownNameError("memory model", name, MEMORY_MODELS)
     chosen = [entry(id) for id in reports] if reports else list(ENTRIES)
-    rows, stopped = judge_all(chosen, models, executions, seed, by_process(workers), repairs)
+    with telling() as tell:
+        rows, stopped = judge_all(
+            chosen,
+            models,
+            executions,
+            seed,
+            by_process(workers),
+            repairs,
+            lambda judged, name: tell(f"{judged} of {len(chosen)} reports judged; {name}"),
+        )
     if json:
         emit_json(rows)
     elif rows:
-        for line in _table(rows, models):
-            typer.echo(line)
+        _print(rows, models)
     if stopped:
         raise StoppedError(f"{len(rows)} of {len(chosen)} reports were judged; nothing can be said of the rest")
     raise typer.Exit(0 if all(row["as_expected"] for row in rows) else DEFECT)
@@ -73,7 +87,13 @@ class _Judging:
 
 
 def judge_all(
-    chosen: list[Entry], models: list[str], executions: int, seed: int, executor: Executor, repairs: float = 0.0
+    chosen: list[Entry],
+    models: list[str],
+    executions: int,
+    seed: int,
+    executor: Executor,
+    repairs: float = 0.0,
+    progress: Callable[[int, str], None] = lambda judged, name: None,
 ) -> tuple[list[dict[str, Any]], bool]:
     """Judge entries: their rows in the order of `chosen`, and whether Ctrl-C ended it before all were judged.
 
@@ -88,6 +108,7 @@ def judge_all(
                 if done.result is None:
                     raise LabError("a report was not judged", value=done.item.id, hint=done.lost)
                 rows[done.item.id] = done.result
+                progress(len(rows), done.item.id)
     except KeyboardInterrupt:
         stopped = True
     return [rows[found.id] for found in chosen if found.id in rows], stopped
@@ -157,26 +178,33 @@ def _verdict(found: Entry, protocol: Any, config: Any, model: str, executions: i
     return verdict.verdict
 
 
-def _table(rows: list[dict[str, Any]], models: list[str]) -> Iterator[str]:
-    """The rows by class, one line each, then what the marks mean."""
-    cells = [(row["report"], _short(row["defect_verdicts"]) + _mark(row), _short(row["fix_verdicts"])) for row in rows]
-    widths = [max(len(cell[column]) for cell in [*cells, ("report", "defect", "fix")]) for column in range(3)]
-    group = None
-    for row, cell in zip(rows, cells, strict=True):
-        if row["class"] != group:
-            yield row["class"] if group is None else f"\n{row['class']}"
-            yield f"  {_padded(('report', 'defect', 'fix'), widths)}  missing -> fix"
-            group = row["class"]
-        wrong = "" if row["as_expected"] else "   NOT AS EXPECTED"
-        yield f"  {_padded(cell, widths)}  {row['missing']} -> {row['fix']}{wrong}"
-        yield f"  {' ' * (sum(widths) + 6)}{_said_of_repairs(row)}"
+def _print(rows: list[dict[str, Any]], models: list[str]) -> None:
+    """The rows by class, one table each, then what the marks mean."""
+    for group, members in groupby(rows, lambda row: row["class"]):
+        typer.echo(group)
+        cells = [
+            (
+                row["report"],
+                _short(row["defect_verdicts"]) + _mark(row),
+                _short(row["fix_verdicts"]),
+                f"{row['missing']} -> {row['fix']}" + ("" if row["as_expected"] else "   NOT AS EXPECTED"),
+                _said_of_repairs(row),
+            )
+            for row in members
+        ]
+        print_table(("report", "defect", "fix", "missing -> fix", "the published fix"), cells)
+        typer.echo()
     right = sum(row["as_expected"] for row in rows)
-    yield f"\n{right} of {len(rows)} as expected, under {', '.join(models)}."
+    typer.echo(f"{right} of {len(rows)} as expected, under {', '.join(models)}.")
     if any(row["waits_for"] for row in rows):
-        yield "* Under these models only the missing order can be seen, or nothing: wrong values or a hang need `weak`."
+        typer.echo(
+            "* Under these models only the missing order can be seen, or nothing: wrong values or a hang need `weak`."
+        )
     for row in rows:
         if row["early_timeout"]:
-            yield f"+ {row['report']}: bounded waits give up early with probability {row['early_timeout']:g} a step."
+            typer.echo(
+                f"+ {row['report']}: bounded waits give up early with probability {row['early_timeout']:g} a step."
+            )
 
 
 def _said_of_repairs(row: dict[str, Any]) -> str:
@@ -199,7 +227,3 @@ def _short(kinds: dict[str, str]) -> str:
     if len(set(kinds.values())) == 1:
         return next(iter(kinds.values()))
     return ", ".join(f"{kind} ({model})" for model, kind in kinds.items())
-
-
-def _padded(cell: tuple[str, ...], widths: list[int]) -> str:
-    return "  ".join(f"{text:<{width}}" for text, width in zip(cell, widths, strict=True))

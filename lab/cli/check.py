@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,7 @@ import typer
 
 from lab.cli.errors import DEFECT, StoppedError, UsageError, say
 from lab.cli.options import (
+    MOST_WORKERS,
     Blocks,
     Bytes,
     Calls,
@@ -22,6 +24,8 @@ from lab.cli.options import (
     Settings,
     Waves,
     World,
+    finite,
+    seconds,
 )
 from lab.cli.output import emit_json
 from lab.cli.progress import telling
@@ -29,6 +33,7 @@ from lab.errors import LabError
 
 if TYPE_CHECKING:
     from lab.protocol.program import Program
+    from lab.protocol.write import Config, Protocol
     from lab.sim.explore.explore import Exploration
     from lab.sim.order.verdict import Verdict
 
@@ -51,30 +56,45 @@ def command(
         str,
         typer.Option(help="What explores: directed (turns races round), random, pct, run_on, exhaustive; with commas."),
     ] = "directed,random,pct",
-    executions: Annotated[int, typer.Option(help="Executions to explore.", min=1)] = 1000,
-    deadline: Annotated[float, typer.Option(help="Seconds that all of it may take, once compiled.", min=0)] = 30.0,
+    executions: Annotated[int | None, typer.Option(help="Executions to explore.  [default: 1000]", min=1)] = None,
+    deadline: Annotated[
+        float, typer.Option(help="Seconds that all of it may take, once compiled.", callback=seconds)
+    ] = 30.0,
     states: Annotated[int | None, typer.Option(help="exhaustive: stop after so many states.", min=1)] = None,
     memory_limit: Annotated[
         str | None,
-        typer.Option(help="exhaustive: memory that the states may take, such as 512MiB; a quarter of all otherwise."),
+        typer.Option(
+            help="exhaustive: memory that the states may take, such as 512MiB; a quarter of what there is otherwise."
+        ),
     ] = None,
     checkpoint: Annotated[
-        str | None, typer.Option(help="exhaustive: file to go on from, and to write to when it ends early.")
+        str | None,
+        typer.Option(help="exhaustive: file to go on from, and to write to every minute and when it ends early."),
     ] = None,
-    workers: Annotated[int, typer.Option(help="Threads that explore; with --engine dask, workers.", min=1)] = 1,
+    workers: Annotated[
+        int, typer.Option(help="Threads that explore; with --engine dask, workers.", min=1, max=MOST_WORKERS)
+    ] = 1,
     engine: Annotated[str, typer.Option(help="Where they are: local, or dask.")] = "local",
     dask_address: Annotated[
         str | None, typer.Option(help="dask: a running scheduler, tcp://HOST:PORT; else a cluster on this machine.")
     ] = None,
     early_timeout: Annotated[
-        float, typer.Option(help="Probability that a bounded wait gives up although others could move.", min=0, max=1)
+        float,
+        typer.Option(help="Probability that a bounded wait gives up although others could move.", min=0, max=1),
     ] = 0.0,
     pct_depth: Annotated[
-        int, typer.Option(help="pct: orders between steps that a failure may take; 1 is priorities alone.", min=1)
-    ] = 3,
+        int | None,
+        typer.Option(
+            help="pct: orders between steps that a failure may take; 1 is priorities alone.  [default: 3]", min=1
+        ),
+    ] = None,
     repair_seconds: Annotated[
         float,
-        typer.Option(help="Time to look for changes of the text that close what was found; 0: do not look.", min=0),
+        typer.Option(
+            help="Time to look for changes of the text that close what was found; 0: do not look.",
+            min=0,
+            callback=finite,
+        ),
     ] = 10.0,
     apply: Annotated[
         int | None, typer.Option(help="Write this repair, by its number, into the file of the protocol.", min=1)
@@ -98,44 +118,59 @@ def command(
     from lab.cli.request import configured, size
     from lab.sim.check import check
     from lab.sim.explain.report import report
+    from lab.sim.explore.deadline import Deadline
     from lab.sim.explore.executor import executor
     from lab.sim.search.search import checkpoint_path
 
-    found, config = configured(
-        protocol,
-        world=world,
-        blocks=blocks,
-        calls=calls,
-        nbytes=nbytes,
-        gate=gate,
-        dtype=dtype,
-        waves=waves,
-        resident=resident,
-        gpus=gpus,
-        scenario=scenario,
-        settings=option or [],
-    )
     if listing and html is not None:
         raise UsageError("--listing checks nothing, so there is no page to write", hint="leave out --listing or --html")
+    explorers = tuple(schedulers.split(","))
+    _refuse_idle(explorers, "exhaustive", states=states, memory_limit=memory_limit, checkpoint=checkpoint)
+    _refuse_idle(explorers, "pct", pct_depth=pct_depth)
+    _refuse_idle(explorers, "random, pct or run_on", early_timeout=early_timeout or None)
+    _refuse_idle(explorers, "directed, random, pct or run_on", executions=executions)
+
+    def asked() -> tuple[Protocol, Config]:
+        return configured(
+            protocol,
+            world=world,
+            blocks=blocks,
+            calls=calls,
+            nbytes=nbytes,
+            gate=gate,
+            dtype=dtype,
+            waves=waves,
+            resident=resident,
+            gpus=gpus,
+            scenario=scenario,
+            settings=option or [],
+        )
+
+    found, config = Deadline(deadline).keep(asked, "reading the protocol")
     if listing:
-        typer.echo(_listing(found.program(config)))
+        program = Deadline(deadline).keep(lambda: found.program(config), "recording the protocol")
+        listed = _listing(program)
+        if json:
+            emit_json({"protocol": found.name, "config": dict(config.items()), "listing": listed.splitlines()})
+        else:
+            typer.echo(listed)
         return
     checkpoint_path(checkpoint)  # refused before the work that comes before the search
     if html is not None:
         from lab.pages.verdict import require_writable, write_page
 
         require_writable(html)
-    with executor(engine, workers, dask_address) as explorers, telling() as tell:
+    with executor(engine, workers, dask_address) as crew, telling() as tell:
         verdict = check(
             found,
             config,
             memory=memory,
-            schedulers=tuple(schedulers.split(",")),
-            executions=executions,
+            schedulers=explorers,
+            executions=executions or 1000,
             seed=seed,
             deadline=deadline,
             early_timeout=early_timeout,
-            pct_depth=pct_depth,
+            pct_depth=pct_depth or 3,
             limit_states=states,
             memory_limit=None if memory_limit is None else size(memory_limit),
             checkpoint=checkpoint,
@@ -143,7 +178,7 @@ def command(
             progress=lambda explored: tell(_explored(explored)),
             phase=tell,
             repair_progress=lambda tried, closing: tell(f"repairs: {tried} changes tried, {closing} close all"),
-            executor=explorers,
+            executor=crew,
             compiling=cache(lambda: say("compiling the simulator, once per version (about a minute)")),
         )
     if json:
@@ -158,6 +193,23 @@ def command(
     if verdict.interrupted:
         raise StoppedError("what was found until then is above")
     raise typer.Exit(0 if verdict.ok else DEFECT)
+
+
+def _refuse_idle(explorers: tuple[str, ...], users: str, **options: object) -> None:
+    """Refuse options that none of the schedulers asked for would look at.
+
+    Raises:
+        UsageError: One was given (is not None), and none of `users`, written as a person would, explores.
+    """
+    if set(re.findall(r"\w+", users)) & set(explorers):
+        return
+    for name, value in options.items():
+        if value is not None:
+            raise UsageError(
+                f"--{name.replace('_', '-')} is for {users}, which --schedulers does not name",
+                value=",".join(explorers),
+                hint=f"leave it out, or name {users} in --schedulers",
+            )
 
 
 def _apply(verdict: Verdict, number: int) -> None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from lab.cli.errors import UsageError, say
+from lab.cli.errors import StoppedError, UsageError, say
+from lab.cli.options import finite
 from lab.cli.output import emit_json
+from lab.cli.progress import telling
+from lab.cli.table import print_table
+
+_METRICS = ("drift", "gain", "norm")
+_HEADS = ("percent", *_METRICS, *(f"{name} law" for name in _METRICS))
 
 
 def command(
@@ -16,16 +22,21 @@ def command(
     hidden: Annotated[int | None, typer.Option(help="Elements of a row.  [default: 5120; 512 with feedback]")] = None,
     tokens: Annotated[int | None, typer.Option(help="Rows.  [default: 16]")] = None,
     steps: Annotated[int | None, typer.Option(help="Additions to the residual.  [default: 128]")] = None,
-    seeds: Annotated[int, typer.Option(help="How many seeds, 0, 1, ...; two or more give an interval.")] = 4,
+    seeds: Annotated[
+        int | None, typer.Option(help="How many seeds, 0, 1, ...; two or more give an interval.  [default: 4]")
+    ] = None,
     ratio: Annotated[
         float | None,
-        typer.Option(help="Standard deviation of the first residual over that of an update.  [default: 1.6]"),
+        typer.Option(
+            help="Standard deviation of the first residual over that of an update.  [default: 1.6]", callback=finite
+        ),
     ] = None,
     bias: Annotated[
-        float | None, typer.Option(help="Mean of a contribution in standard deviations.  [default: 0]")
+        float | None, typer.Option(help="Mean of a contribution in standard deviations.  [default: 0]", callback=finite)
     ] = None,
     rho: Annotated[
-        float | None, typer.Option(help="Correlation of an element's successive contributions.  [default: 0]")
+        float | None,
+        typer.Option(help="Correlation of an element's successive contributions.  [default: 0]", callback=finite),
     ] = None,
     identical: Annotated[bool, typer.Option(help="Every rank contributes the same numbers.")] = False,
     feedback: Annotated[
@@ -73,7 +84,7 @@ def command(
         for name, value in {
             "world": world, "hidden": hidden, "tokens": tokens, "steps": steps, "ratio": ratio, "bias": bias,
             "rho": rho, "identical": identical or None, "feedback": feedback,
-            "teacher_forced": teacher_forced or None,
+            "teacher_forced": teacher_forced or None, "seeds": seeds,
         }.items()
         if value is not None
     }  # fmt: skip
@@ -82,6 +93,7 @@ def command(
         raise UsageError("--updates brings its own stream", hint=f"leave out: {', '.join(extra)}")
     if preset is not None and preset not in drift.PRESETS:
         raise UnknownNameError("preset", preset, drift.PRESETS)
+    seeds = given.pop("seeds", 4)
     if seeds < 1:
         raise UsageError("at least one seed is needed", value=seeds)
     how: dict[str, object] = {"roundings": roundings, "accumulate": accumulate, "order": order}
@@ -101,6 +113,7 @@ def command(
         )
         paths = (*paths, drift.RCCL_ADD)
 
+    finished = 1
     if updates is not None:
         from lab.sim.rounding.tensors import load_updates
 
@@ -110,13 +123,22 @@ def command(
         described = f"{updates}: updates {tuple(tensor.shape)}"
     else:
         stream = replace(drift.PRESETS[preset or "seed"], **given)
-        measured = drift.measure(stream, paths, seeds=range(seeds), every_step=plot is not None)
-        setup = {**asdict(stream), "hidden": stream.row, "seeds": seeds}
+        with telling() as tell:
+            measured = drift.measure(
+                stream,
+                paths,
+                seeds=range(seeds),
+                every_step=plot is not None,
+                progress=lambda done: tell(f"{done} of {seeds} seeds"),
+            )
+        finished = len(measured[0].drift)
+        setup = {**asdict(stream), "hidden": stream.row, "seeds": finished}
         described = (
             f"world {stream.world}, hidden {stream.row}, {stream.tokens} tokens, {stream.steps} steps, "
-            f"r0/update {stream.ratio:g}, {seeds} seed(s), bf16 inputs, fp64 reference"
+            f"r0/update {stream.ratio:g}, {finished} seed(s), bf16 inputs, fp64 reference"
         )
     rows = [each.row() for each in measured]
+    asked = finished if updates is not None else seeds
     if plot is not None:
         from lab.plots.drift import plot_drift
 
@@ -124,16 +146,18 @@ def command(
         say(f"wrote {plot}")
     if json:
         emit_json({"setup": setup | {"roundings": roundings, "accumulate": accumulate, "order": order}, "rows": rows})
-        return
-    typer.echo(described)
-    typer.echo(f"{'percent':<22}{'drift':>18}{'gain':>20}{'norm':>20}    closed form: drift    gain    norm")
-    for row in rows:
-        text = f"{row['path']:<22}"
-        for name in ("drift", "gain", "norm"):
-            text += f"{_with_interval(row[name], row[name + '_interval']):>{18 if name == 'drift' else 20}}"
-        laws = [row[f"{name}_law"] for name in ("drift", "gain", "norm")]
-        text += " " * 16 + "".join("       -" if law is None else f"{law:8.2f}" for law in laws)
-        typer.echo(text)
+    else:
+        typer.echo(described)
+        print_table(_HEADS, [_cells(row) for row in rows], right=range(1, len(_HEADS)), gap=1)
+        typer.echo("law: the closed form")
+    if finished < asked:
+        raise StoppedError(f"{finished} of {asked} seeds were finished; the figures are of those")
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    measured = (_with_interval(row[name], row[f"{name}_interval"]) for name in _METRICS)
+    laws = (row[f"{name}_law"] for name in _METRICS)
+    return (row["path"], *measured, *("-" if law is None else f"{law:.2f}" for law in laws))
 
 
 def _with_interval(value: float, interval: list[float] | None) -> str:

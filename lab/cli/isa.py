@@ -1,10 +1,16 @@
 """`lab isa`: the kernels' machine code, checked."""
 
-from typing import Annotated
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lab.cli.errors import DEFECT
+from lab.cli.table import print_table
+
+if TYPE_CHECKING:
+    from lab.kernels.isa import Row
 
 
 def command(
@@ -29,17 +35,17 @@ def command(
         emit_json([{"passed": row.passed, **vars(row)} for row in rows])
     else:
         typer.echo(f"world {world}, {rows[0].compiler}")
-        typer.echo(
-            f"{'kernel':<14} {'arch':<8} {'VGPR':>4} {'SGPR':>4} {'LDS':>4} {'lane spills':>11} "
-            f"{'in flight':>9} {'scalar':>6} {'poll spills':>11} {'drains':>6}  checks"
-        )
+        heads = ("kernel", "arch", "VGPR", "SGPR", "LDS", "lane spills", "in flight", "scalar", "poll spills", "drains")
+        print_table((*heads, "checks"), [_cells(row) for row in rows], right=range(2, len(heads)), gap=1)
+        typer.echo(f"checked: {', '.join(rows[0].checks)}")
         for row in rows:
-            failed = [f"FAIL {name}: {found}" for name, found in row.checks.items() if found != "pass"]
-            verdict = "; ".join(failed) or f"pass: {', '.join(row.checks)}"
-            typer.echo(
-                f"{row.kernel:<14} {row.architecture:<8} {row.vgprs:>4} {row.sgprs:>4} {row.lds:>4} "
-                f"{row.lane_spills:>11} {row.loads_in_flight:>9} {row.scalar_trips:>6} {row.poll_spills:>11} "
-                f"{row.drains:>6.1f}  {verdict}"
-            )
+            for name, found in row.checks.items():
+                if found != "pass":
+                    typer.echo(f"FAIL {row.kernel} {row.architecture} {name}: {found}")
     if not all(row.passed for row in rows):
         raise typer.Exit(DEFECT)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    counts = (row.vgprs, row.sgprs, row.lds, row.lane_spills, row.loads_in_flight, row.scalar_trips, row.poll_spills)
+    return (row.kernel, row.architecture, *map(str, counts), f"{row.drains:.1f}", "pass" if row.passed else "FAIL")

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from lab.cli.output import emit_json
+from lab.cli.table import print_table
 
 
 def command(json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
@@ -31,7 +32,5 @@ def command(json: Annotated[bool, typer.Option("--json", help="Print as JSON.")]
     if json:
         emit_json(rows)
         return
-    width = max(len(row["name"]) for row in rows)
-    for row in rows:
-        typer.echo(f"{row['name']:<{width}}  {row['about']}")
+    print_table(("", ""), [(row["name"], row["about"]) for row in rows])
     typer.echo("\nYour own: lab check my_protocol.py:name")

@@ -8,6 +8,7 @@ import typer
 
 from lab.cli.errors import DEFECT, StoppedError
 from lab.cli.options import (
+    MOST_WORKERS,
     Blocks,
     Bytes,
     Calls,
@@ -22,6 +23,7 @@ from lab.cli.options import (
     World,
 )
 from lab.cli.output import emit_json
+from lab.cli.progress import telling
 
 if TYPE_CHECKING:
     from lab.sim.change.mutate import Outcome
@@ -29,9 +31,9 @@ if TYPE_CHECKING:
 
 def command(
     protocol: Name,
-    world: World = 2,
-    blocks: Blocks = 2,
-    calls: Calls = 3,
+    world: World = None,
+    blocks: Blocks = None,
+    calls: Calls = None,
     nbytes: Bytes = None,
     gate: Gate = None,
     dtype: Dtype = None,
@@ -42,7 +44,7 @@ def command(
     option: Settings = None,
     states: Annotated[int, typer.Option(help="States of an exhaustive search, at most.", min=1)] = 1_000_000,
     seed: Annotated[int, typer.Option(help="Seed of the exploration.", min=0)] = 0,
-    workers: Annotated[int, typer.Option(help="Processes that judge.", min=1)] = 1,
+    workers: Annotated[int, typer.Option(help="Processes that judge.", min=1, max=MOST_WORKERS)] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Weaken each wait, fence, store, order, scope and buffer of a protocol in turn and see whether the check notices.
@@ -51,9 +53,9 @@ def command(
     for every schedule of this configuration, or a search of all of them (`lab slack` says more). survived: nothing was
     found, and nothing is proved. Exit 1 if any mutant survived.
     """
-    from lab.cli.request import configured, require_right
+    from lab.cli.request import at, configured, require_right
     from lab.sim.change.judge import Limits
-    from lab.sim.change.mutate import judge_all
+    from lab.sim.change.mutate import Judged, judge_all
     from lab.sim.explore.executor import by_process
 
     found, config = configured(
@@ -72,8 +74,14 @@ def command(
     )
     program = found.program(config)
     limits = Limits(states=states, seed=seed)
-    require_right(protocol, program, limits, "its mutants say nothing")
-    judged = judge_all(program, limits, by_process(workers))
+    try:
+        require_right(found, config, program, limits, "its mutants say nothing")
+        with telling() as tell:
+            judged = judge_all(
+                program, limits, by_process(workers), lambda done, of: tell(f"{done} of {of} mutants judged")
+            )
+    except KeyboardInterrupt:
+        judged = Judged(interrupted=True)
     outcomes = judged.outcomes
     if json:
         emit_json([_row(outcome) for outcome in outcomes])
@@ -81,7 +89,7 @@ def command(
         for outcome in outcomes:
             _print(outcome)
         if not judged.interrupted:
-            typer.echo(_summary(outcomes))
+            typer.echo(f"{_summary(outcomes)}\n{at(config)}")
     if judged.interrupted:
         of = "the" if judged.of is None else judged.of
         raise StoppedError(f"{len(outcomes)} of {of} mutants judged; nothing can be said of the rest")

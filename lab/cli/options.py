@@ -10,10 +10,17 @@ import typer
 MOST_WORKERS = 256  # more threads or processes than any one machine runs to advantage
 
 
-def finite(value: float) -> float:
+def finite(value: float | None) -> float | None:
     """Refuse nan and infinity, which a range of typer lets through."""
-    if not math.isfinite(value):
-        raise typer.BadParameter(f"{value} is no number of seconds")
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no finite number.")
+    return value
+
+
+def seconds(value: float | None) -> float | None:
+    """Refuse what is no span of time."""
+    if finite(value) is not None and value < 0:
+        raise typer.BadParameter(f"{value:g} is less than no time.")
     return value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from lab.errors import LabError
@@ -89,10 +90,30 @@ def configured(
     return protocol, config
 
 
-def require_right(name: str, program: Program, limits: Limits, otherwise: str) -> None:
+def options_of(protocol: Protocol, config: Config) -> str:
+    """The options that ask for `config`, as a command line has them: whatever differs from the protocol's defaults."""
+    words = []
+    for name, value in config.items():
+        if name == "options":
+            known = dict(protocol.defaults.options)
+            words += [f"--set {key}={shlex.quote(str(given))}" for key, given in value if known.get(key) != given]
+        elif value != getattr(protocol.defaults, name):
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            words.append(f"--{name} {shlex.quote(text)}")
+    return " ".join(words)
+
+
+def at(config: Config) -> str:
+    """At which configuration a result holds; with one call, that nothing is said of what keeps calls apart."""
+    alone = "; what keeps calls apart is not needed by one call: say --calls 3" if config.calls == 1 else ""
+    return f"at {config}{alone}"
+
+
+def require_right(protocol: Protocol, config: Config, program: Program, limits: Limits, otherwise: str) -> None:
     """Refuse a protocol that is wrong as it stands; `otherwise` is what cannot be said of it then."""
     from lab.sim.change.judge import judge_program
 
     original = judge_program(program, limits)
     if original.caught:
-        raise LabError(f"{name} is {original.verdict} as it stands, so {otherwise}", hint=f"lab check {name}")
+        asked = " ".join(filter(None, ("lab check", shlex.quote(protocol.name), options_of(protocol, config))))
+        raise LabError(f"{protocol.name} is {original.verdict} as it stands, so {otherwise}", hint=asked)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lab.cli.errors import DEFECT, StoppedError, say
+from lab.cli.options import MOST_WORKERS
 from lab.cli.output import emit_json
 from lab.cli.progress import telling
+from lab.cli.table import print_table
 from lab.errors import LabError
+
+if TYPE_CHECKING:
+    from lab.sim.rounding.proof import Proof, StochasticProof
 
 app = typer.Typer(help="Rounding to bf16 and fp16: proof, and what a build really does.", no_args_is_help=True)
 
@@ -19,7 +27,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
 @app.command()
 def prove(
-    threads: Annotated[int, typer.Option(min=1, help="Threads that share the inputs.")] = 2,
+    threads: Annotated[int, typer.Option(min=1, max=MOST_WORKERS, help="Threads that share the inputs.")] = 2,
     mutants: Annotated[bool, typer.Option(help="Also run the proof on loops with a planted fault.")] = True,
     json: Json = False,
 ) -> None:
@@ -29,64 +37,106 @@ def prove(
     from lab.sim.rounding import proof
 
     start = time.perf_counter()
-    modes, nan_rules, stochastic, caught, lost = [], [], [], [], {}
+    found = _Proved()
     stopped = False
-    with telling() as tell:
-        try:
-            modes = proof.prove_modes(threads=threads, progress=lambda done: tell(f"all inputs: {done:.0%}"))
-            nan_rules = proof.prove_nan_rules(threads=threads)
-            lost = {mode.value: proof.lost_nans(mode) for mode in proof.UNGUARDED_MODES}
-            tell("stochastic modes")
-            for case in proof.stochastic_cases():
-                stochastic.append(proof.prove_stochastic(*case))
-            if mutants:
-                caught = proof.catch_mutants(threads=threads, progress=lambda done: tell(f"planted faults: {done:.0%}"))
-        except KeyboardInterrupt:
-            stopped = True
+    try:
+        with telling() as tell:
+            found.prove(proof, threads, mutants, tell)
+    except KeyboardInterrupt:
+        stopped = True
     seconds = time.perf_counter() - start
-    failed = any(line.mismatches for line in (*modes, *nan_rules, *stochastic))
-    blind = any(line.mismatches == 0 for line in caught)
     if json:
-        emit_json(
-            {
-                "modes": modes,
-                "nan_rules": nan_rules,
-                "nan_inputs_lost_without_guard": lost,
-                "stochastic": stochastic,
-                "mutants": caught,
-                "proved": not (failed or blind or stopped),
-                "seconds": round(seconds, 2),
-            }
-        )
+        emit_json(found.document() | {"proved": found.proved and not stopped, "seconds": round(seconds, 2)})
     else:
-        typer.echo("deterministic modes, all inputs                 inputs   mismatches")
-        for line in modes:
-            typer.echo(f"  {line.name:<36} {line.inputs:>13,} {line.mismatches:>12,}{_first(line)}")
-        typer.echo("NaN rules, all NaN inputs")
-        for line in nan_rules:
-            typer.echo(f"  {line.name:<36} {line.inputs:>13,} {line.mismatches:>12,}{_first(line)}")
-        for name, count in lost.items():
-            typer.echo(f"  without a guard, {name} turns {count:,} NaN inputs into numbers")
-        typer.echo("stochastic, all (cut-off, random) pairs          pairs   mismatches   mean bias in steps")
-        for line in stochastic:
-            typer.echo(f"  {line.name:<36} {line.pairs:>13,} {line.mismatches:>12,}   {line.mean_bias:+.6f}")
-        if caught:
-            typer.echo("planted faults, which must differ")
-        for line in caught:
-            typer.echo(f"  {line.name:<36} {line.inputs:>13,} {line.mismatches:>12,}{_first(line)}")
-        answer = "NOT PROVED" if failed or blind else "stopped before the end" if stopped else "proved"
-        typer.echo(f"{answer}, {seconds:.1f} s on {threads} thread(s)")
+        found.show()
+        if not stopped:
+            typer.echo(f"{'proved' if found.proved else 'NOT PROVED'}, {seconds:.1f} s on {threads} thread(s)")
     if stopped:
-        raise StoppedError("what was finished until then is above")
-    if failed or blind:
+        raise StoppedError(
+            f"{found.finished} of {found.parts(mutants)} parts are finished; of the rest nothing is proved"
+        )
+    if not found.proved:
         raise typer.Exit(DEFECT)
+
+
+@dataclass
+class _Proved:
+    """What `prove` has found so far, part by part; None: not yet, or not asked for."""
+
+    modes: list[Proof] | None = None
+    nan_rules: list[Proof] | None = None
+    lost: dict[str, int] | None = None
+    stochastic: list[StochasticProof] | None = None
+    mutants: list[Proof] | None = None
+
+    def prove(self, proof: ModuleType, threads: int, mutants: bool, tell: Callable[[str], None]) -> None:
+        """Prove one part after the other."""
+
+        def share_of(what: str) -> Callable[[float], None]:
+            return lambda share: tell(f"{what}: {share:.0%}")
+
+        self.modes = proof.prove_modes(threads=threads, progress=share_of("deterministic modes, all inputs"))
+        tell("NaN rules")
+        self.nan_rules = proof.prove_nan_rules(threads=threads)
+        self.lost = {mode.value: proof.lost_nans(mode) for mode in proof.UNGUARDED_MODES}
+        tell("stochastic modes")
+        self.stochastic = [proof.prove_stochastic(*case) for case in proof.stochastic_cases()]
+        if mutants:
+            self.mutants = proof.catch_mutants(threads=threads, progress=share_of("planted faults"))
+
+    @staticmethod
+    def parts(mutants: bool) -> int:
+        """How many parts there are."""
+        return 5 if mutants else 4
+
+    @property
+    def finished(self) -> int:
+        """How many parts are finished."""
+        return sum(getattr(self, part.name) is not None for part in fields(self))
+
+    @property
+    def proved(self) -> bool:
+        """Whether no loop differs and every planted fault was seen."""
+        right = (*(self.modes or ()), *(self.nan_rules or ()), *(self.stochastic or ()))
+        return not any(line.mismatches for line in right) and all(line.mismatches for line in self.mutants or ())
+
+    def document(self) -> dict[str, object]:
+        """For JSON; what is not there yet is null."""
+        return {
+            "modes": self.modes,
+            "nan_rules": self.nan_rules,
+            "nan_inputs_lost_without_guard": self.lost,
+            "stochastic": self.stochastic,
+            "mutants": self.mutants or [],
+        }
+
+    def show(self) -> None:
+        """Print the parts that are finished."""
+        self._compared("deterministic modes, all inputs", "inputs", self.modes)
+        self._compared("NaN rules, all NaN inputs", "inputs", self.nan_rules)
+        for name, count in (self.lost or {}).items():
+            typer.echo(f"  without a guard, {name} turns {count:,} NaN inputs into numbers")
+        if self.stochastic is not None:
+            heads = ("stochastic, all (cut-off, random) pairs", "pairs", "mismatches", "mean bias in steps")
+            rows = [
+                (each.name, f"{each.pairs:,}", f"{each.mismatches:,}", f"{each.mean_bias:+.6f}")
+                for each in self.stochastic
+            ]
+            print_table(heads, rows, right=(1, 2, 3))
+        self._compared("planted faults, which must differ", "inputs", self.mutants)
+
+    @staticmethod
+    def _compared(title: str, counted: str, lines: list[Proof] | None) -> None:
+        if lines:
+            rows = [(line.name, f"{line.inputs:,}", f"{line.mismatches:,}", _first(line)) for line in lines]
+            print_table((title, counted, "mismatches", ""), rows, right=(1, 2))
 
 
 def _first(line) -> str:
     if line.first is None:
         return ""
     word, got, right = line.first
-    return f"   first 0x{word:08x}: 0x{got:04x}, 0x{right:04x} is due"
+    return f"first 0x{word:08x}: 0x{got:04x}, 0x{right:04x} is due"
 
 
 @app.command()

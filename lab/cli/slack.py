@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 def command(
     protocol: Name,
-    world: World = 2,
-    blocks: Blocks = 2,
-    calls: Calls = 4,
+    world: World = None,
+    blocks: Blocks = None,
+    calls: Calls = None,
     nbytes: Bytes = None,
     gate: Gate = None,
     dtype: Dtype = None,
@@ -54,7 +54,7 @@ def command(
     repeat it with the ranks, blocks and calls that you run.
     """
     try:
-        from lab.cli.request import configured, require_right
+        from lab.cli.request import at, configured, require_right
         from lab.sim.change.judge import Limits
         from lab.sim.change.slack import slack_of
 
@@ -74,7 +74,7 @@ def command(
         )
         program = found.program(config)
         limits = Limits(states=states, seed=seed)
-        require_right(protocol, program, limits, "nothing can be called spare")
+        require_right(found, config, program, limits, "nothing can be called spare")
         with telling() as tell:
             slack = slack_of(program, limits, tell)
     except KeyboardInterrupt:
@@ -86,6 +86,7 @@ def command(
     else:
         for line in _lines(slack):
             typer.echo(line)
+        typer.echo(at(config))
     if slack.interrupted:
         raise StoppedError(_how_far(slack))
 

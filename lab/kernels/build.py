@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.cache import user_cache
 from lab.errors import LabError, UnknownNameError
 
 HIP = Path(__file__).parent / "hip"
@@ -48,7 +49,7 @@ class Artifact:
 
 def default_cache() -> Path:
     """Where compiled files go unless the caller says otherwise."""
-    return Path.home() / ".cache" / "research-kernel-lab"
+    return user_cache()
 
 
 def vendor_of(target: str) -> str:

@@ -19,10 +19,11 @@ import lab
 PACKAGE = Path(lab.__file__).parent
 ROOT = PACKAGE.parent
 
-# Each room may import itself, lab.errors, and these. A room that is not named here stands above and may
+# Each room may import itself, lab.errors, lab.cache, and these. A room that is not named here stands above and may
 # import any of `lab` but what comes after it in ABOVE.
 MAY_IMPORT = {
     "lab.errors": (),
+    "lab.cache": (),
     "lab.protocol": (),
     "lab.trace": (),
     "lab.alignment": ("lab.trace",),
@@ -78,7 +79,7 @@ def refusal(module: str, target: str) -> str | None:
         return None
     room = room_of(module, MAY_IMPORT)
     if room:
-        allowed = (room, "lab.errors", *MAY_IMPORT[room])
+        allowed = (room, "lab.errors", "lab.cache", *MAY_IMPORT[room])
         if room_of(target, allowed) is None:
             return f"{room} may import {', '.join(allowed[1:])}"
     if (

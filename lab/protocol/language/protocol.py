@@ -50,7 +50,7 @@ class Protocol:
         options = dict(self.defaults.options)
         for name, value in dict(changes.pop("options", ())).items():
             if name not in options:
-                raise UnknownNameError(f"option of {self.name}", name, options)
+                raise UnknownNameError(f"option of {self.name}", name, options, hint=None if options else "it has none")
             options[name] = value
         for name in changes:
             if name not in known:

@@ -364,4 +364,5 @@ def entry(id: str) -> Entry:
     for found in ENTRIES:
         if id in (found.id, found.protocol):
             return found
-    raise UnknownNameError("catalogue entry", id, [e.id for e in ENTRIES])
+    known = [e.id for e in ENTRIES]
+    raise UnknownNameError("catalogue entry", id, known, hint=f"the catalogue has {', '.join(known)}")

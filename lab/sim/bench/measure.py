@@ -99,10 +99,15 @@ class Report:
     rows: list[Row] = field(default_factory=list)
     times_spin: dict[str, float] = field(default_factory=dict)
     peers: dict[str, str] = field(default_factory=dict)
+    interrupted: bool = False  # Ctrl-C ended it; the rows are those that were finished
 
     def document(self) -> dict[str, object]:
         """For JSON: values by engine and model."""
-        out: dict[str, object] = {"clock": "processor time, best of slices, one core", "peers": self.peers}
+        out: dict[str, object] = {
+            "clock": "processor time, best of slices, one core",
+            "peers": self.peers,
+            "interrupted": self.interrupted,
+        }
         for name in ("ops_per_s", "schedules_per_s", "states_per_s", "bytes_per_state", "states", "us", "executions"):
             table: dict[str, dict[str, float]] = {}
             for row in self.rows:
@@ -117,33 +122,53 @@ class Report:
         }
 
 
-def measure(seconds: float = 1.0, peers: bool = False, defects: Mapping[str, Tables] | None = None) -> Report:
-    """Measure every engine, after compilation.
+def measure(
+    seconds: float = 1.0,
+    peers: bool = False,
+    defects: Mapping[str, Tables] | None = None,
+    progress: Callable[[str], None] = lambda what: None,
+) -> Report:
+    """Measure every engine, after compilation; Ctrl-C keeps the rows that are finished.
 
     Args:
         seconds: About so long for each row.
         peers: SPIN too, if it is installed.
         defects: Programs by name, for which to count the executions until the first failing one.
+        progress: Called with what is measured next.
     """
     report = Report()
+    try:
+        _measure_into(report, seconds, peers, defects or {}, progress)
+    except KeyboardInterrupt:
+        report.interrupted = True
+    return report
+
+
+def _measure_into(
+    report: Report, seconds: float, peers: bool, defects: Mapping[str, Tables], progress: Callable[[str], None]
+) -> None:
     for name, protocol, world, calls, options in _SCHEDULED:
         tables = tables_of(protocol, world, calls, **options)
         for memory in ("sc", "posted"):
+            progress(f"schedules of {name}, {memory}")
             report.rows += _scheduled(name, tables, memory, seconds)
+    progress("the general machine")
     report.rows += _machine(seconds)
     report.rows.append(_verdict())
+    progress("exploration by threads")
     report.rows += _explored_by(seconds)
     for memory in m.MEMORY_MODELS if defects else ():
+        progress(f"executions to the first failure, {memory}")
         report.rows += _to_the_first_failure(defects, memory)
     missing = missing_tools()
     if peers and missing:
         report.peers["spin"] = missing
     for name, protocol, world, calls, options, memory in _SEARCHED:
+        progress(f"exact search of {name}, {memory}")
         tables = tables_of(protocol, world, calls, **options)
         report.rows += _searched(name, tables, memory)
         if peers and not missing:
             _beside_spin(report, name, tables, memory)
-    return report
 
 
 # ---- schedules

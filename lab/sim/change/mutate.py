@@ -141,13 +141,19 @@ class Judged:
     interrupted: bool = False
 
 
-def judge_all(program: Program, limits: Limits = DEFAULT_LIMITS, executor: Executor | None = None) -> Judged:
+def judge_all(
+    program: Program,
+    limits: Limits = DEFAULT_LIMITS,
+    executor: Executor | None = None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Judged:
     """Judge all mutants of a program.
 
     Args:
         program: The program.
         limits: Of each judgement.
         executor: Who judges them (`executor.by_process`); None: this thread. The outcomes are the same.
+        progress: Called with the mutants judged, and how many there are.
 
     Returns:
         What was judged; Ctrl-C keeps what was judged until then.
@@ -166,6 +172,7 @@ def judge_all(program: Program, limits: Limits = DEFAULT_LIMITS, executor: Execu
                 if done.result is None:
                     raise LabError("a mutant was not judged", value=made[done.item].what, hint=done.lost)
                 judged[done.item] = Outcome(made[done.item], done.result)
+                progress(len(judged), len(made))
     except KeyboardInterrupt:
         found.interrupted = True
     found.outcomes = [judged[number] for number in sorted(judged)]

@@ -23,6 +23,7 @@ from types import FrameType, TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from lab.errors import LabError, UnknownNameError
+from lab.sim.explore.orphans import begin_worker
 from lab.sim.machine.compiled import digest
 
 Item = TypeVar("Item")
@@ -206,7 +207,7 @@ _crew: Crew | None = None  # of a worker process, which serves one task; set whe
 def _begin(crew: Crew) -> None:
     """Start a worker process; Ctrl-C is for the process that started it."""
     global _crew
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    begin_worker()
     _crew = crew
 
 

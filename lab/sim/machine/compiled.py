@@ -7,16 +7,21 @@ wrong results. Hence the folder's name is a digest of all sources that compiled 
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
+import pickle
 import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numba
+
+from lab.cache import user_cache
 
 _IMPORT = re.compile(r"^\s*from (lab[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)  # the only form used here
 _COMPILES = re.compile(r"^from numba import ", re.MULTILINE)
@@ -34,21 +39,56 @@ def keep_compiled_code(folder: Path | None = None) -> Path:
     """
     package = Path(__file__).parents[2]
     key = _digest(package, compiled_sources(package))
-    base = folder or (Path(numba.config.CACHE_DIR) if numba.config.CACHE_DIR else _user_cache())
-    for place in (base, Path(tempfile.gettempdir()) / f"research-kernel-lab-{os.getuid()}"):
-        try:
-            (place / key).mkdir(parents=True, exist_ok=True)
-            os.utime(place / key)
-        except OSError:
-            continue  # not writable: the next place
-        numba.config.CACHE_DIR = str(place / key)
-        _forget_unused(place, key)
-        return place / key
-    return Path(numba.config.CACHE_DIR)
+    base = folder or (Path(numba.config.CACHE_DIR) if numba.config.CACHE_DIR else user_cache() / "numba")
+    place = base if _made(base / key) else _fallback(key)
+    os.utime(place / key)
+    numba.config.CACHE_DIR = str(place / key)
+    _drop_damaged(place / key)
+    _forget_unused(place, key)
+    return place / key
 
 
-def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "research-kernel-lab" / "numba"
+def _made(folder: Path) -> bool:
+    """Whether a folder is there now and can be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+def _fallback(key: str) -> Path:
+    """Where the folders are if not at home: in the temporary directory, in a folder that is this user's alone.
+
+    What lies there is run, so a folder that another user owns, may write to or has put a link for is not taken; then
+    the compiled code lives as long as this process.
+    """
+    place = Path(tempfile.gettempdir()) / f"research-kernel-lab-{os.getuid()}"
+    try:
+        place.mkdir(mode=0o700, exist_ok=True)
+        found = place.lstat()
+        private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    except OSError:
+        private = False
+    if private and _made(place / key):
+        return place
+    alone = Path(tempfile.mkdtemp(prefix="research-kernel-lab-"))
+    atexit.register(shutil.rmtree, alone, ignore_errors=True)
+    (alone / key).mkdir()
+    return alone
+
+
+def _drop_damaged(folder: Path) -> None:
+    """Delete files of Numba that are empty, cut off or something else, so that what they should hold is made anew.
+
+    Each is a pickle: two known bytes at its beginning and one at its end.
+    """
+    for file in folder.rglob("*.nb[ci]"):
+        with file.open("rb") as opened:
+            head = opened.read(2)
+            whole = len(head) == 2 and opened.seek(-1, os.SEEK_END) and opened.read(1) == pickle.STOP
+        if not whole or head[:1] != pickle.PROTO or head[1] > pickle.HIGHEST_PROTOCOL:
+            file.unlink(missing_ok=True)
 
 
 def digest() -> str:

@@ -12,7 +12,7 @@ the two); the shadow adds the same bf16 inputs in fp64.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -224,14 +224,16 @@ def measure(
     *,
     seeds: Sequence[int] = (0, 1, 2, 3),
     every_step: bool = False,
+    progress: Callable[[int], None] = lambda seeds: None,
 ) -> list[Measured]:
-    """Run the paths over drawn streams.
+    """Run the paths over drawn streams; Ctrl-C keeps the seeds that are finished, if any.
 
     Args:
         stream: the set-up; None: that of the published table.
         paths: what to compare; all see the same inputs.
         seeds: one run each.
         every_step: measure after every step, not only after the last (the others are NaN).
+        progress: called with the seeds that are finished.
 
     Returns:
         One Measured a path.
@@ -243,7 +245,14 @@ def measure(
     if not paths or not len(seeds):
         raise LabError("there is nothing to run", hint="give at least one path and one seed")
     run = _run_drawn if stream.feedback == "none" else _run_feedback
-    runs = [run(stream, paths, seed, every_step) for seed in seeds]
+    runs: list[Any] = []
+    try:
+        for seed in seeds:
+            runs.append(run(stream, paths, seed, every_step))
+            progress(len(runs))
+    except KeyboardInterrupt:
+        if not runs:
+            raise
     return [
         Measured(path, *(np.stack([one[index][name] for one in runs]) for name in METRICS), _law(path, stream))
         for index, path in enumerate(paths)

@@ -56,13 +56,16 @@ class _Case:
     copy_best: float = float("inf")  # of the copies that ran right before it
 
 
-def measure(mebibytes: int = 64, rounds: int = 15, *, peers: bool = True) -> list[Row]:
-    """Time every mode, the copies and the peers, interleaved; the best of `rounds` counts.
+def measure(
+    mebibytes: int = 64, rounds: int = 15, *, peers: bool = True, progress: Callable[[int], None] = lambda rounds: None
+) -> list[Row]:
+    """Time every mode, the copies and the peers, interleaved; the best of `rounds` counts. Ctrl-C keeps whole rounds.
 
     Args:
         mebibytes: size of the fp32 input.
         rounds: how often each case runs. gfloat, which is some 200 times slower, runs once on 1/64 of the input.
         peers: also time torch, ml_dtypes and gfloat where they are installed.
+        progress: called with the rounds that are finished.
 
     Returns:
         The rows, numpy's copy first.
@@ -87,13 +90,14 @@ def measure(mebibytes: int = 64, rounds: int = 15, *, peers: bool = True) -> lis
         cases += _peers(x)
     for case in cases:
         case.run()
-    for turn in range(rounds):
-        for case in cases:
-            if case.implementation.startswith("gfloat") and turn:
-                continue
-            # the copy runs right before each case, so that a noisy moment meets both
-            case.copy_best = min(case.copy_best, _seconds(cases[0].run))
-            case.best = min(case.best, _seconds(case.run) if case is not cases[0] else case.copy_best)
+    finished = 0
+    try:
+        for finished in range(1, rounds + 1):
+            _one_round(cases, first=finished == 1)
+            progress(finished)
+    except KeyboardInterrupt:
+        if finished < 2:
+            raise
     rows = []
     for case in cases:
         rate = case.elements * (4 + case.written) / case.best
@@ -105,6 +109,15 @@ def measure(mebibytes: int = 64, rounds: int = 15, *, peers: bool = True) -> lis
             )
         )  # fmt: skip
     return rows
+
+
+def _one_round(cases: list[_Case], first: bool) -> None:
+    for case in cases:
+        if case.implementation.startswith("gfloat") and not first:
+            continue
+        # the copy runs right before each case, so that a noisy moment meets both
+        case.copy_best = min(case.copy_best, _seconds(cases[0].run))
+        case.best = min(case.best, _seconds(case.run) if case is not cases[0] else case.copy_best)
 
 
 def _seconds(run) -> float:

@@ -22,16 +22,14 @@ Nothing is approximated: keys are exact, and a search that ends early says so.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
-from lab.errors import LabError, UnknownNameError
+from lab.errors import UnknownNameError
 from lab.protocol import tables as t
 from lab.protocol.tables import Tables
 from lab.sim.explore.directed import plan_for
@@ -46,13 +44,14 @@ from lab.sim.order.straight import Straight, straighten
 from lab.sim.search import states as states_of
 from lab.sim.search import walks
 from lab.sim.search.canonical import WeakSearch
+from lab.sim.search.checkpoint import Checkpoint, checkpoint_path
+from lab.sim.search.room import share_of_memory
 from lab.sim.search.rows import RowSearch
 
 INTERLEAVED = ("sc", "posted")
 """Memory models in which every execution is an order of steps; under `weak` steps choose what they read, too."""
 INTERRUPTED = "Ctrl-C"
 _WALK_CHUNK, _ROWS_CHUNK = 1 << 20, 1 << 13  # states between looks at the clock
-_MEMORY_SHARE = 4  # a search that is given no limit stops at this part of the machine's memory
 _DIRECTED = 512  # schedules that turn racing pairs round before the states are searched
 
 
@@ -91,10 +90,6 @@ class SearchResult:
         return self.wrong or self.hang or self.abort
 
 
-def _share_of_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MEMORY_SHARE
-
-
 def search(
     tables: Tables,
     memory: str = "sc",
@@ -116,9 +111,11 @@ def search(
         reduce: Leave out orders of steps that commute. The verdict is the same; states and transitions are fewer.
         limit_states: Stop after about so many states.
         deadline: Stop after so many seconds.
-        memory_limit: Stop before the states take more than so many bytes; None: a quarter of this machine's memory.
-        checkpoint: A file. If it exists, the search goes on from it; if the search ends early, it is written, and
-            counts and verdict of the continued search are those of an uninterrupted one.
+        memory_limit: Stop before the states take more than so many bytes; None: a quarter of the memory that
+            machine, shell (ulimit) and container (cgroup) allow.
+        checkpoint: A file. If it exists, the search goes on from it; it is written every minute or so and when the
+            search ends early, and counts and verdict of the continued search are those of an uninterrupted one. Where
+            it cannot be written, the result says so.
         progress: Called every now and then with what was found so far.
         stop: Stop at the first failing schedule.
         early_timeouts: A wait with a bound on its polls may give up although others could move. If not, bounded waits
@@ -133,7 +130,7 @@ def search(
     """
     if memory not in m.MEMORY_MODELS:
         raise UnknownNameError("memory model", memory, m.MEMORY_MODELS)
-    memory_limit = _share_of_memory() if memory_limit is None else memory_limit
+    memory_limit = share_of_memory() if memory_limit is None else memory_limit
     limits = _Limits(time.perf_counter(), limit_states, deadline, memory_limit, progress)
     path = checkpoint_path(checkpoint)
     identity = f"{tables.program.fingerprint()} {memory} {'reduced' if reduce else 'full'} {'first' if stop else 'all'}"
@@ -141,10 +138,10 @@ def search(
     early = early_timeouts and bool(np.any(bounded & (tables.ops[:, t.CLOCK] <= 0)))
     identity += " early" if early else ""
     patient = "" if early or not np.any(bounded) else "; bounded waits give up only when nothing else can move"
-    parts = None if path is None or not path.exists() else _read(path, identity)
-    run = _Run(tables, memory, reduce, stop, early, limits, path, identity, parts)
+    kept = Checkpoint(path, identity)
+    run = _Run(tables, memory, reduce, stop, early, limits, kept, kept.read())
     found = _interleaved(run) if memory in INTERLEAVED else _weak(run)
-    return replace(found, covered=found.covered + patient)
+    return replace(found, covered=found.covered + patient + kept.said)
 
 
 @dataclass(frozen=True)
@@ -178,8 +175,7 @@ class _Run:
     stop: bool
     early: bool
     limits: _Limits
-    path: Path | None
-    identity: str
+    kept: Checkpoint
     parts: dict[str, np.ndarray] | None
 
 
@@ -331,10 +327,12 @@ def _walk(straight: Straight, run: _Run) -> SearchResult:
             stopped = None if walk.done else limits.reached(int(walk.counts[walks.W_STATES]))
             if limits.progress:
                 limits.progress(result(stopped))
+            if run.kept.due:
+                run.kept.write(walk.parts())
     except KeyboardInterrupt:
         stopped = INTERRUPTED
-    if stopped and run.path is not None:
-        _write(run.path, run.identity, walk.parts())
+    if stopped:
+        run.kept.write(walk.parts(), last=True)
     return result(stopped)
 
 
@@ -386,56 +384,10 @@ def _rows(found: RowSearch | WeakSearch, run: _Run, engine: str, how: str) -> Se
                 stopped = limits.reached(int(found.rows.counts[states_of.N_STATES]))
             if limits.progress:
                 limits.progress(result(stopped))
+            if run.kept.due:
+                run.kept.write(found.rows.parts())
     except KeyboardInterrupt:
         stopped = INTERRUPTED
-    if stopped and run.path is not None:
-        _write(run.path, run.identity, found.rows.parts())
+    if stopped:
+        run.kept.write(found.rows.parts(), last=True)
     return result(stopped)
-
-
-# ---- checkpoints
-
-
-def checkpoint_path(checkpoint: str | Path | None) -> Path | None:
-    """The file of a checkpoint, None for none.
-
-    Raises:
-        LabError: It could never be written: its folder does not exist, or it is a folder.
-    """
-    if checkpoint is None:
-        return None
-    path = Path(checkpoint)
-    if path.is_dir():
-        raise LabError("the checkpoint is a folder", value=str(path), hint="name a file")
-    if not path.parent.is_dir():
-        raise LabError("the folder of the checkpoint does not exist", value=str(path.parent), hint="make it first")
-    return path
-
-
-def _write(path: Path, identity: str, parts: dict[str, np.ndarray]) -> None:
-    """Write a checkpoint whole or not at all."""
-    beside = path.with_name(path.name + ".part")
-    with beside.open("wb") as file:
-        np.savez(file, identity=np.array(identity), **parts)
-    os.replace(beside, path)
-
-
-def _read(path: Path, identity: str) -> dict[str, np.ndarray]:
-    try:
-        with np.load(path) as stored:
-            parts = {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, KeyError, BadZipFile, EOFError) as problem:
-        # What numpy says of such a file is for programmers; only the system's own word helps.
-        why = problem.strerror if isinstance(problem, OSError) else None
-        raise LabError(
-            "the checkpoint cannot be read",
-            value=str(path),
-            hint=why or "it is damaged, or no checkpoint; give another file, or delete it to begin again",
-        ) from problem
-    if str(parts.pop("identity", "")) != identity:
-        raise LabError(
-            "the checkpoint belongs to another search",
-            value=str(path),
-            hint="same program, memory model and reduction, or give another file",
-        )
-    return parts

@@ -171,8 +171,9 @@ def test_ctrl_c_ends_a_proof_at_once_and_keeps_what_was_finished(monkeypatch, ca
     monkeypatch.setattr(proof, "stochastic_cases", lambda: [])
     assert main(["rounding", "prove", *(["--json"] if json else [])]) == 130
     shown = capsys.readouterr()
-    assert "what was finished until then is above" in shown.err
-    assert ('"proved": false' if json else "stopped before the end") in shown.out and "NaN unguarded" in shown.out
+    assert "4 of 5 parts are finished; of the rest nothing is proved" in shown.err
+    assert "NaN unguarded" in shown.out and "proved," not in shown.out
+    assert not json or '"proved": false' in shown.out
 
 
 def test_threads_of_a_proof_end_soon_after_ctrl_c():
