@@ -17,7 +17,7 @@ from lab.protocol.language.protocol import protocol
 from lab.protocol.language.record import Verbs
 from lab.protocol.write import Block, Buffer, Config, Declare, Host, Reg, View
 
-RECORDING = {Block: ("as_wave", "after_kernel")}
+RECORDING: dict[type, tuple[str, ...]] = {Block: ("as_wave", "after_kernel")}
 """Methods that the recording of a program calls, and no text."""
 
 
@@ -83,11 +83,14 @@ def _methods(owner: type, name: str, methods: tuple[str, ...]) -> Iterator[str]:
         yield f"* **`{name}.{method}{call}`**: {_text(member)}"
 
 
+_STARS: dict[object, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+
+
 def _signature(function: Callable[..., object]) -> str:
     """The arguments without their types, defaults as the text would write them."""
     shown = []
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
-        star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        star = _STARS.get(parameter.kind, "")
         default = "" if parameter.default is parameter.empty else f"={_default(parameter.default)}"
         shown.append(f"{star}{parameter.name}{default}")
     return f"({', '.join(shown)})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lab.protocol.language.launch import Launch
 from lab.protocol.language.layout import Buffer
 from lab.protocol.program import Order
 from lab.protocol.write import ACQ_REL, ACQUIRE, DEVICE, Block, Host
@@ -98,7 +99,7 @@ def graph(h: Host) -> None:
 
 def overlapped_graph(h: Host) -> None:
     """As `graph`, each call twice, with another output and then in place: one overlaps the producer, one the other."""
-    captured = []
+    captured: list[tuple[Buffer, Buffer, list[Launch]]] = []
     for nbytes in h.sizes():
         x, out = h.input(nbytes), h.output(nbytes)
         calls = [
