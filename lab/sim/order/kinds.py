@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lab.protocol import tables as t
-from lab.protocol.program import Agent
+from lab.protocol.program import Agent, Site
 from lab.protocol.tables import Tables
 from lab.sim.machine.execution import Execution
 from lab.sim.order.verdict import Race
@@ -87,17 +87,26 @@ def key_of_steps(execution: Execution, a: int, b: int, kinds: tuple[int, int]) -
 def in_order(execution: Execution, a: int, b: int, kinds: tuple[int, int]) -> tuple[int, int]:
     """Two steps, the one that should come first first, whichever did in this execution.
 
-    The earlier launch; within a launch, the write; of two alike, the one whose line or agent stands first.
+    The earlier launch; within a launch, where both agents run both lines, the one that comes first in the text, else
+    the write; of two alike, the one whose line or agent stands first.
     """
     one, two = agent_of(execution, a), agent_of(execution, b)
     if one.sequence != two.sequence and "host" not in (one.kind, two.kind):
         return (a, b) if one.sequence < two.sequence else (b, a)
-    if (kinds[0] == WRITE) != (kinds[1] == WRITE):
-        return (a, b) if kinds[0] == WRITE else (b, a)
     rows = execution.log.op[[a, b]]
     positions = execution.tables.ops[rows, t.POSITION].tolist()
-    lines = [execution.tables.op(int(row)).site.line for row in rows]
+    sites = [execution.tables.op(int(row)).site for row in rows]
+    if (kinds[0] == WRITE) != (kinds[1] == WRITE):
+        if positions[0] != positions[1] and _runs(one, sites[1]) and _runs(two, sites[0]):
+            return (a, b) if positions[0] < positions[1] else (b, a)
+        return (a, b) if kinds[0] == WRITE else (b, a)
+    lines = [site.line for site in sites]
     return (a, b) if (lines[0], positions[0], one.id) <= (lines[1], positions[1], two.id) else (b, a)
+
+
+def _runs(agent: Agent, site: Site) -> bool:
+    """Whether an agent of a kernel runs a line."""
+    return agent.kind in ("block", "wave") and any(op.site == site for op in agent.ops)
 
 
 def agent_of(execution: Execution, step: int) -> Agent:
