@@ -7,13 +7,16 @@ pandas and the lab's own modules inside the function: a test holds `lab --help` 
 
 from __future__ import annotations
 
+import atexit
+import os
 import signal
+import sys
 from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from lab.cli.errors import run
+from lab.cli.errors import INTERRUPTED, run
 
 # Shown by `lab --help` in this order.
 COMMANDS: tuple[str, ...] = (
@@ -73,12 +76,25 @@ for _name in COMMANDS:
         app.command(_name)(_module.command)
 
 
+def _end(code: int) -> None:
+    """End a process of which only the interpreter's own end is left, so that Ctrl-C has nothing more to stop.
+
+    After a Ctrl-C it ends at once: Python would wait for compiled code in threads that were given up, and may still
+    end itself with the signal, although the interrupt was answered.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if code == INTERRUPTED:
+        atexit._run_exitfuncs()
+        sys.stderr.flush()
+        os._exit(code)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run `lab` with `argv` (the process's own arguments when None) and return the exit code.
 
     Tests call this and not typer's CliRunner, which would see a LabError instead of its message and code.
     """
     code = run(app, argv)
-    if argv is None:  # a process of its own, of which only the end is left: nothing that Ctrl-C could keep
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if argv is None:
+        _end(code)
     return code
