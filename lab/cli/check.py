@@ -100,7 +100,7 @@ def command(
         int | None, typer.Option(help="Write this repair, by its number, into the file of the protocol.", min=1)
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the schedulers.", min=0, max=2**62)] = 0,
-    json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON; docs/verdict.md has its fields.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print it as JSON; docs/verdict.md has the fields.")] = False,
     html: Annotated[
         Path | None, typer.Option(help="Write a page as well: the findings drawn, the repairs, the text marked.")
     ] = None,
