@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lab.errors import LabError
-from lab.protocol.program import Fence, Load, Program, Rmw, Site, Store, Wait, WaitStamp
+from lab.protocol.program import Drain, Fence, Load, Program, Rmw, Site, Store, Wait, WaitStamp
 from lab.protocol.tables import Tables, compile_tables
 from lab.protocol.write import Config, Protocol
 from lab.sim.explain.wrong import Explainer, Fault
@@ -110,7 +110,7 @@ def _sizes(config: Config) -> list[int]:
 
 def _synchronising(program: Program) -> frozenset[Site]:
     """The lines that touch words or order them."""
-    kinds = (Load, Store, Rmw, Wait, Fence, WaitStamp)
+    kinds = (Load, Store, Rmw, Wait, Fence, Drain, WaitStamp)
     return frozenset(op.site for agent in program.agents for op in agent.ops if isinstance(op, kinds))
 
 
