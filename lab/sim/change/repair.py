@@ -33,7 +33,7 @@ from lab.sim.change.slots import spans_of
 from lab.sim.change.text.patch import Patch
 from lab.sim.change.text.source import Splice
 from lab.sim.change.text.texts import Texts
-from lab.sim.change.trials import Trial, Trials, said
+from lab.sim.change.trials import Doubt, Trial, Trials, said
 from lab.sim.explain.hang import Crowd, before_giving_up, crowds
 from lab.sim.explain.minimise import smaller
 from lab.sim.explain.wrong import Explainer
@@ -187,6 +187,7 @@ class _Search:
         self.trials: list[Trial] = []
         self._tried: set[tuple[str, ...]] = set()
         self._unproved: dict[str, str] = {}
+        self._made: list[_Node] = []  # the texts of `repairs.found`
 
     @property
     def _over(self) -> bool:
@@ -218,6 +219,8 @@ class _Search:
             level = sorted(partial, key=lambda node: node.cost)[:_TAKEN_FURTHER]
             if parts == 1:
                 self._partly(level)
+        self._settle(trials.doubts)
+        self._drop_needless()
         if self.repairs.found:
             self.repairs.advice = []
         elif self._unproved:
@@ -225,6 +228,38 @@ class _Search:
                 self._advise(what, why)
         if self._over:
             self.repairs.stopped = "the time was up"
+
+    def _settle(self, doubts: list[Doubt]) -> None:
+        """Judge the repairs at trials that may not count: where one of them holds, those that do not are none."""
+        for doubt in doubts:
+            at = len(self.trials)
+            self.trials.append(doubt.trial)
+            found = list(zip(self._made, self.repairs.found, strict=True))
+            held = [(node, repair, seen) for node, repair in found if (seen := self._holds(node, at)) is not None]
+            if held:
+                self._made = [node for node, _, _ in held]
+                self.repairs.found = [
+                    replace(
+                        repair,
+                        judged_at=tuple(dict.fromkeys((*repair.judged_at, said(doubt.trial.config)))),
+                        models=tuple(name for name in repair.models if name in seen.judgement.models),
+                    )
+                    for _, repair, seen in held
+                ]
+            elif not any(doubt.what in line for line in self.repairs.left_out):
+                self.repairs.left_out.append(str(doubt))
+
+    def _drop_needless(self) -> None:
+        """Drop the repairs that do what another one does, and more."""
+        done = [frozenset(part.what for part in node.parts) for node in self._made]
+        needed = [not any(less < parts for less in done) for parts in done]
+        self._made = [node for node, keep in zip(self._made, needed, strict=True) if keep]
+        self.repairs.found = [repair for repair, keep in zip(self.repairs.found, needed, strict=True) if keep]
+
+    def _holds(self, node: _Node, at: int) -> _Seen | None:
+        """What is found out about a text that is proved right at a trial; None: it is not."""
+        seen = self._look(node.texts, at)
+        return seen if seen is not None and not seen.judgement.caught and seen.judgement.proved else None
 
     def _advise(self, what: str, why: str) -> None:
         self.repairs.advice.append(Advice(what, why))
@@ -456,6 +491,7 @@ class _Search:
         return not seen.outcome or seen.outcome in before.keys or self._also(node, at, seen.outcome)
 
     def _keep(self, node: _Node) -> None:
+        self._made.append(node)
         patch = Patch.of(node.texts)
         judged = list(node.seen.items())
         weakest = min((seen.judgement for _, seen in judged), key=lambda j: j.basis is Basis.ONE_EXECUTION)

@@ -58,6 +58,28 @@ class Trial:
         return len(set(grids.values())) > 1
 
 
+@dataclass(frozen=True)
+class Doubt:
+    """A trial at which the author's text has more defects than were to be repaired.
+
+    Attributes:
+        trial: The trial.
+        what: What the configuration has more, in words.
+        why: Which defects.
+    """
+
+    trial: Trial
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return _left_out(self.what, self.trial.config, f"the author's text has other defects there ({self.why})")
+
+
+def _left_out(what: str, config: Config, why: str) -> str:
+    return f"not judged at {what} ({said(config)}): {why}"
+
+
 def said(config: Config) -> str:
     """A configuration, in few words."""
     blocks = "own grid" if config.blocks is None else f"{config.blocks} block{'s' if config.blocks > 1 else ''}"
@@ -85,9 +107,10 @@ class Trials:
 
     def __post_init__(self) -> None:
         self.left_out: list[str] = []
+        self.doubts: list[Doubt] = []
 
     def all(self) -> list[Trial]:
-        """The trials, the cheapest first; what is left out is said in `left_out`."""
+        """The trials, the cheapest first; what is left out is said in `left_out`, and may be, in `doubts`."""
         found: list[Trial] = []
         for config, what in self._configs():
             if any(config == trial.config for trial in found):
@@ -101,9 +124,10 @@ class Trials:
         """A trial with more ranks than asked for at sizes that so many divide, where it is not made for the others."""
         if config.world <= max(self.asked.world, self.small.world):
             return None
-        said_before = list(self.left_out)
+        said_before, doubts_before = list(self.left_out), list(self.doubts)
         trial = self._trial(replace(config, bytes=tuple(size * config.world for size in config.bytes)), what)
         self.left_out = [line for line in self.left_out if what not in line] if trial else said_before
+        self.doubts = [doubt for doubt in self.doubts if doubt.what != what] if trial else doubts_before
         return trial
 
     def _trial(self, config: Config, what: str) -> Trial | None:
@@ -118,16 +142,17 @@ class Trials:
             self._leave_out(what, config, f"the protocol is refused there ({str(refused).splitlines()[0]})")
             return None
         outcomes = frozenset(_outcomes(report))
+        trial = Trial(config, program, report, Intent.of(self.texts, report.execution), outcomes)
         unfit = self._unfit(config, report, outcomes)
         if unfit:
-            self._leave_out(what, config, f"the protocol has other defects there ({unfit})")
+            self.doubts.append(Doubt(trial, what, unfit))
             return None
-        return Trial(config, program, report, Intent.of(self.texts, report.execution), outcomes)
+        return trial
 
     def _leave_out(self, what: str, config: Config, why: str) -> None:
         if config != self.asked and config != self.small:
             if not any(what in line for line in self.left_out):
-                self.left_out.append(f"not judged at {what} ({said(config)}): {why}")
+                self.left_out.append(_left_out(what, config, why))
 
     def _unfit(self, config: Config, report: RaceReport, outcomes: frozenset[str]) -> str:
         """What tells that the protocol is not made for a configuration, in words; empty: it is."""

@@ -22,10 +22,10 @@ def all_repair_lines(verdict: Verdict) -> Iterator[str]:
         return
     shown = list(enumerate(verdict.repairs[:_REPAIRS_SHOWN], 1))
     for parts, same in groupby(shown, key=lambda pair: pair[1].parts):
-        changes = "change of the text closes" if parts == 1 else f"{parts} changes of the text, together, close"
+        alternatives = list(same)
         everything = "all of it" if len(verdict.races) > 1 else "it"
-        yield f"\n{'one ' if parts == 1 else ''}{changes} {everything}; each was applied and checked anew:"
-        for (judged_at, models), alike in groupby(same, key=lambda pair: (pair[1].judged_at, pair[1].models)):
+        yield f"\n{_closes(parts, len(alternatives))} {everything}; applied and checked anew:"
+        for (judged_at, models), alike in groupby(alternatives, key=lambda pair: (pair[1].judged_at, pair[1].models)):
             for number, repair in alike:
                 yield from repair_lines(number, repair)
             yield f"  proved right {_under(models)} at {'; '.join(judged_at)}"
@@ -37,6 +37,15 @@ def all_repair_lines(verdict: Verdict) -> Iterator[str]:
         yield "\nno change of the text that was tried closes all of it"
     yield from _advice(verdict.advice)
     yield f"\n{verdict.repairs_tried}"
+
+
+def _closes(parts: int, alternatives: int) -> str:
+    """How many changes close it, of which any will do."""
+    if parts == 1:
+        return (
+            "one change of the text closes" if alternatives == 1 else "each of these changes of the text alone closes"
+        )
+    return f"{parts} changes of the text, together, close" + (" (any of these)" if alternatives > 1 else "")
 
 
 def _under(models: tuple[str, ...]) -> str:
