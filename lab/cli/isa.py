@@ -27,10 +27,10 @@ def command(
     stores to peers for each vector. Exit code 1 when a check fails.
     """
     from lab.cli.output import emit_json
-    from lab.kernels.build import KERNELS
+    from lab.kernels.build import EVERY_KERNEL
     from lab.kernels.isa import ARCHITECTURES, survey
 
-    rows = survey(world=world, kernels=kernel or KERNELS, architectures=arch or ARCHITECTURES)
+    rows = survey(world=world, kernels=kernel or EVERY_KERNEL, architectures=arch or ARCHITECTURES)
     if json:
         emit_json([{"passed": row.passed, **vars(row)} for row in rows])
     else:

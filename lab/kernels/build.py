@@ -22,6 +22,9 @@ from lab.errors import LabError, UnknownNameError
 HIP = Path(__file__).parent / "hip"
 KERNELS = ("one_shot", "two_shot", "low_latency", "reduce_scatter", "all_gather")
 ALL_REDUCE = ("one_shot", "two_shot", "low_latency")
+PULL = ("pull", "pull_two_stage")
+FUSED = ("add_rmsnorm", "add_rmsnorm_two_stage")
+EVERY_KERNEL = (*KERNELS, *PULL, *FUSED)
 ROUNDINGS = ("RNE", "RTZ", "RNA", "RU", "RD", "RAZ", "RTO", "SR")  # the order of lab::Rounding
 REFUSED = {  # LLVM knows them; what a kernel relies on there has been looked at by nobody
     "gfx1250": "its memory model (clusters, several dies) and its buffer descriptors differ from gfx950's",

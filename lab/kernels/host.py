@@ -9,6 +9,8 @@ import numpy as np
 
 from lab.errors import LabError
 from lab.kernels.build import HIP, KERNELS, build
+from lab.kernels.norm_reference import Points
+from lab.kernels.rows import check_rows
 from lab.kernels.runtime import bridge
 from lab.kernels.staging import (
     MAX_BLOCKS,
@@ -16,6 +18,7 @@ from lab.kernels.staging import (
     Call,
     Control,
     Layout,
+    Norm,
     Wait,
     WaitRecord,
     decode_records,
@@ -42,6 +45,25 @@ class _Options(ctypes.Structure):
 
 
 @dataclass(frozen=True)
+class Normed:
+    """What add_rmsnorm does besides the all-reduce.
+
+    Attributes:
+        residuals: per rank, an array like the input.
+        new_residuals: per rank, where the sums go; may be the residual itself.
+        weights: per rank, (hidden,).
+        points: where it rounds.
+        eps: added to the mean square.
+    """
+
+    residuals: Sequence[np.ndarray]
+    new_residuals: Sequence[np.ndarray]
+    weights: Sequence[np.ndarray]
+    points: Points
+    eps: float = 1e-6
+
+
+@dataclass(frozen=True)
 class Collective:
     """One call, made by every rank.
 
@@ -52,6 +74,8 @@ class Collective:
         outputs: per rank, an array like the input; may be the input itself. Of reduce_scatter, one of the input's W
             parts; of all_gather, W parts like the input.
         blocks, threads: launch shape; threads must be at least the number of ranks.
+        norm: of add_rmsnorm, the rest of it; threads are then a power of two from 32 on, a quarter of a row's vectors
+            or more.
     """
 
     algorithm: str
@@ -60,6 +84,7 @@ class Collective:
     outputs: Sequence[np.ndarray]
     blocks: int
     threads: int
+    norm: Normed | None = None
 
 
 @dataclass(frozen=True)
@@ -148,6 +173,9 @@ class HostRanks:
             launches[i].early, call.lets_at_once = early, early and (seed + nth) % 2 == 0
             if self._traces:
                 call.trace, call.trace_events = self.stamps[rank, nth].ctypes.data, len(EVENTS)
+        registered = np.array([[mine.ctypes.data for mine in c.inputs] for c in collectives], np.uint64)
+        for launch, nth in zip(launches, np.repeat(np.arange(len(collectives)), len(alive)), strict=True):
+            launch.call.registered = registered[nth].ctypes.data
         options = _Options(seed=seed, step_limit=step_limit, ranks=self.layout.world, weak=weak)
         options.start_after[:] = [min(delay, NEVER) for delay in delays]
         outcome, steps = self.module.run(bytes(launches), len(launches), bytes(options))
@@ -177,6 +205,15 @@ class HostRanks:
         call.timeout, call.grace = self.timeout, self.grace
         call.place(self.layout)
         call.blocks, call.threads = collective.blocks, collective.threads
+        if collective.norm is not None:
+            norm = collective.norm
+            hidden = norm.weights[rank].size
+            check_rows(self.layout, collective.algorithm, collective.threads, count // hidden, hidden, source.itemsize,
+                       norm.points)  # fmt: skip
+            call.norm = Norm(
+                residual=norm.residuals[rank].ctypes.data, residual_out=norm.new_residuals[rank].ctypes.data,
+                weight=norm.weights[rank].ctypes.data, hidden=hidden, points=norm.points.word(), eps=norm.eps,
+            )  # fmt: skip
 
 
 def _aligned(nbytes: int) -> np.ndarray:

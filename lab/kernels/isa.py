@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lab.errors import UnknownNameError
 from lab.kernels import isa_order, isa_speed
-from lab.kernels.build import HIP, KERNELS, build
+from lab.kernels.build import EVERY_KERNEL, HIP, build
 from lab.kernels.isa_code import functions
 from lab.kernels.isa_rules import RULES
 
@@ -51,22 +51,22 @@ class Row:
         return all(found == "pass" for found in self.checks.values())
 
 
-def read(kernel: str, architecture: str, assembly: str, world: int, compiler: str = "") -> Row:
-    """Check one kernel's assembly. `kernel` without flags (low_latency) is checked for its packets instead."""
+def read(kernel: str, architecture: str, assembly: str, compiler: str = "") -> Row:
+    """Check one kernel's assembly. One that waits for packets, and so for no flag, is checked for those instead."""
     rules = RULES[architecture]
     row = Row(kernel, architecture, compiler)
-    packets = kernel == "low_latency"
     found = list(functions(assembly))
     if not found:
         row.checks["code"] = "no kernel in the assembly"
     for name, code, numbers in found:
         checks = {"spills": isa_order.check_spills(numbers, code)}
-        checks["release"] = isa_order.check_release(code, rules)  # low_latency's is its record's last word
+        packets = isa_order.packets_polled(code)
+        checks["release"] = isa_order.check_release(code, rules)  # without flags, of its record's last word
         if not packets:
             checks["drain"] = isa_order.check_drain(code, rules)
             checks["acquire"] = isa_order.check_acquire(code, rules)
-        checks["poll"] = isa_order.check_poll(code, rules, packets, world)
-        checks["payload"] = isa_order.check_payload(code, rules, packets)
+        checks["poll"] = isa_order.check_poll(code, rules, packets)
+        checks["payload"] = isa_order.check_payload(code, rules, packets > 0)
         checks["16-byte"] = isa_order.check_wide(code)
         checks["rounding"] = isa_order.check_rounding(numbers, code, rules, name)
         measured = isa_speed.measure(code, rules)
@@ -88,7 +88,7 @@ def read(kernel: str, architecture: str, assembly: str, world: int, compiler: st
 def survey(
     *,
     world: int = 4,
-    kernels: Sequence[str] = KERNELS,
+    kernels: Sequence[str] = EVERY_KERNEL,
     architectures: Sequence[str] = ARCHITECTURES,
     source: Path = HIP,
     cache: Path | None = None,
@@ -104,5 +104,5 @@ def survey(
             if architecture not in RULES:
                 raise UnknownNameError("architecture", architecture, RULES)
             made = build(architecture, world=world, kernels=[kernel], output=".s", source=source, cache=cache)
-            rows.append(read(kernel, architecture, made.path.read_text(), world, made.compiler))
+            rows.append(read(kernel, architecture, made.path.read_text(), made.compiler))
     return rows

@@ -1,8 +1,10 @@
 """AMD assembly as lines of instructions, labels and marks, and what a line is, whatever the generation calls it."""
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 STORE = re.compile(r"(global|flat|buffer)_(store|atomic)_")
 LOAD = re.compile(r"(global|flat|buffer)_load_")
@@ -93,6 +95,22 @@ class Block:
 
     lines: tuple[str, ...]
     after: tuple[int, ...]
+
+
+def lines_behind(code: Sequence[str], line: int) -> Iterator[str]:
+    """The lines that may be executed behind `line`."""
+    blocks = basic_blocks(code)
+    starts = [0, *accumulate(len(block.lines) for block in blocks)]
+    here = bisect_right(starts, line) - 1
+    yield from code[line + 1 : starts[here + 1]]
+    seen: set[int] = set()
+    left = list(blocks[here].after)
+    while left:
+        block = left.pop()
+        if block not in seen:
+            seen.add(block)
+            yield from blocks[block].lines
+            left += blocks[block].after
 
 
 def basic_blocks(code: Sequence[str]) -> list[Block]:

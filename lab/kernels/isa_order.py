@@ -3,10 +3,11 @@
 import re
 from collections.abc import Sequence
 
-from lab.kernels.isa_code import LOAD, STORE, cache_bits, is_spill, loops, width
+from lab.kernels.isa_code import LOAD, STORE, cache_bits, is_spill, lines_behind, loops, width
 from lab.kernels.isa_rules import Rules
 
 RELEASED, DRAINED, ACQUIRE = "; lab flag store", "; lab drained flag store", "; lab acquire"
+READS_NOTHING, LOADS, LOADS_END = "; lab reads nothing", "; lab loads ", "; lab loads end"
 
 
 def check_release(code: Sequence[str], rules: Rules) -> str:
@@ -63,7 +64,8 @@ def check_drain(code: Sequence[str], rules: Rules) -> str:
 def check_acquire(code: Sequence[str], rules: Rules) -> str:
     """Every acquire invalidates before the next load, and the wave that polled acquires before the next barrier.
 
-    Where a block may span two near caches, every wave acquires once more behind that barrier.
+    Where a block may span two near caches, every wave acquires once more behind that barrier. A meeting that says that
+    nothing is read behind it needs none, if that is so.
     """
     marks = [i for i, line in enumerate(code) if line == ACQUIRE]
     if not marks:
@@ -75,6 +77,11 @@ def check_acquire(code: Sequence[str], rules: Rules) -> str:
                 return f"load without {needed} after the flag: {code[end] if end < len(code) else 'end'}"
     for store in (i for i, line in enumerate(code) if line in (RELEASED, DRAINED)):
         barrier = next((i for i in range(store, len(code)) if code[i].startswith("s_barrier")), len(code))
+        if READS_NOTHING in code[store:barrier]:
+            read = next(filter(_reads_payload, lines_behind(code, barrier)), None)
+            if read:
+                return f"a meeting without acquire, but behind it: {read}"
+            continue
         if not any(store < mark < barrier for mark in marks):
             return "the wave that polls a flag does not acquire before the block barrier"
         load = next((i for i in range(barrier, len(code)) if LOAD.match(code[i])), len(code))
@@ -83,13 +90,17 @@ def check_acquire(code: Sequence[str], rules: Rules) -> str:
     return "pass"
 
 
+def _reads_payload(line: str) -> bool:
+    return bool(LOAD.match(line)) and width(line) == 16
+
+
 def check_payload(code: Sequence[str], rules: Rules, polled: bool) -> str:
     """Payload goes past the caches, 16 bytes at a time; a polled payload carries the bits of a flag load."""
     wide = [line for line in code if width(line) == 16 and cache_bits(line)]
     wrong = [line for line in wide if not cache_bits(line) >= rules.payload]
     if wrong:
         return f"lacks {' '.join(sorted(rules.payload))}: {wrong[0]}"
-    if not any(STORE.match(line) for line in wide):
+    if not any(STORE.match(line) for line in wide) and READS_NOTHING not in code:  # who pulls pushes nothing
         return "no 16-byte bypass store"
     if polled and rules.polled != rules.payload:  # two 8-byte loads: see load_polled_bypass
         loads = [line for line in code if LOAD.match(line) and width(line) == 8 and cache_bits(line) >= rules.polled]
@@ -111,15 +122,27 @@ def check_wide(code: Sequence[str]) -> str:
     return "pass"
 
 
-def check_poll(code: Sequence[str], rules: Rules, packets: bool, world: int) -> str:
+def packets_polled(code: Sequence[str]) -> int:
+    """The packets that a waiting loop says it polls at once, where fewest; 0: the kernel waits for flags."""
+    asleep = [loop for loop in loops(code) if any(line.startswith("s_sleep") for line in code[loop.start : loop.end])]
+    marks = {
+        int(code[i].removeprefix(LOADS))
+        for loop in asleep for i in range(loop.start, loop.end)
+        if code[i].startswith(LOADS) and code[i] != LOADS_END
+        and not any(STORE.match(line) and width(line) == 16 for line in code[loop.start : loop.end])
+    }  # fmt: skip
+    return min(marks, default=0)
+
+
+def check_poll(code: Sequence[str], rules: Rules, packets: int) -> str:
     """Every waiting loop loads anew, past the caches, all that it waits for.
 
     A wait for a flag holds three loads: the flag, aborted_at, the flag again for a report. A wait for packets holds
-    one for each peer and one for a report.
+    one for each of the packets and one for a report.
     """
     size, needed = 8, 3
     if packets:
-        size, needed = (16, world) if rules.polled == rules.payload else (8, 2 * world + 1)
+        size, needed = (16, packets + 1) if rules.polled == rules.payload else (8, 2 * (packets + 1) + 1)
     # A loop over the vectors of a message stores payload; a waiting loop does not.
     waiting = [
         loop for loop in loops(code)

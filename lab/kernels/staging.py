@@ -13,8 +13,20 @@ FLAG_BYTES = 2 * MAX_BLOCKS * MAX_RANKS * 8
 SENTINEL = 0xFF  # every byte of an empty packet slot
 
 # the order of lab::Algorithm
-ALGORITHMS = ("one_shot", "two_shot", "low_latency", "seed_two_shot", "reduce_scatter", "all_gather")
-PHASES = ("scatter", "gather", "packet", "own_grid")  # the order of lab::Phase
+ALGORITHMS = (
+    "one_shot",
+    "two_shot",
+    "low_latency",
+    "seed_two_shot",
+    "reduce_scatter",
+    "all_gather",
+    "pull",
+    "pull_two_stage",
+    "add_rmsnorm",
+    "add_rmsnorm_two_stage",
+)
+PHASES = ("scatter", "gather", "packet", "own_grid", "enter", "leave")  # the order of lab::Phase
+LARGEST_PULL = (1 << 32) - VECTOR  # a peer's vector is found by a 32-bit offset; nothing is staged
 KINDS = ("none", "late", "lost")  # the order of lab::Kind
 
 
@@ -92,6 +104,7 @@ class Layout:
             "low_latency": self.packet_bytes,
             "reduce_scatter": self.part_bytes,
             "all_gather": self.part_bytes,
+            "pull": LARGEST_PULL,
         }
         return own.get(algorithm, self.max_bytes)
 
@@ -119,6 +132,16 @@ class WaitRecord(ctypes.Structure):
     ]
 
 
+class Norm(ctypes.Structure):
+    """lab::Norm: what add_rmsnorm does besides the all-reduce."""
+
+    _fields_ = [
+        *((name, ctypes.c_uint64) for name in ("residual", "residual_out", "weight")),
+        *((name, ctypes.c_uint32) for name in ("hidden", "points")),
+        ("eps", ctypes.c_float),
+    ]
+
+
 class Call(ctypes.Structure):
     """lab::Call: the kernel argument."""
 
@@ -130,6 +153,8 @@ class Call(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("packets_offset", "packets_stride")),
         *((name, ctypes.c_uint32) for name in ("rank", "blocks", "threads", "trace_events")),
         *((name, ctypes.c_uint32) for name in ("rounding_seed", "lets_at_once")),
+        ("registered", ctypes.c_uint64),
+        ("norm", Norm),
     ]
 
     def connect(self, rank: int, workspaces: Sequence[int]) -> None:

@@ -26,6 +26,16 @@ PHASES: dict[str, tuple[tuple[str, str], ...]] = {
     "low_latency": (("pushed", "push"), ("end", "receive")),
     "reduce_scatter": (("pushed", "scatter"), ("exchanged", "exchange"), ("end", "reduce")),
     "all_gather": (("pushed", "push"), ("exchanged", "exchange"), ("end", "copy out")),
+    "add_rmsnorm": (("pushed", "push"), ("end", "receive")),
+    "add_rmsnorm_two_stage": (
+        ("pushed", "scatter"),
+        ("exchanged", "exchange"),
+        ("reduced", "reduce"),
+        ("gathered", "gather"),
+        ("end", "copy out"),
+    ),
+    "pull": (("exchanged", "enter"), ("reduced", "reduce"), ("end", "leave")),
+    "pull_two_stage": (("exchanged", "enter"), ("reduced", "reduce"), ("gathered", "gather"), ("end", "copy out")),
 }
 """The stamps of each kernel after `begin`, with the phase that each of them ends, as its protocol names it."""
 MEETINGS: dict[str, dict[str, str]] = {
@@ -34,6 +44,10 @@ MEETINGS: dict[str, dict[str, str]] = {
     "low_latency": {"receive": "push"},
     "reduce_scatter": {"exchange": "exchange"},
     "all_gather": {"exchange": "exchange"},
+    "add_rmsnorm": {"receive": "push"},
+    "add_rmsnorm_two_stage": {"exchange": "exchange", "gather": "gather"},
+    "pull": {"enter": "enter", "leave": "leave"},
+    "pull_two_stage": {"enter": "enter", "gather": "gather"},
 }
 """Which phase no block ends before the same block of every peer has begun which; see `lab.compare.align`.
 

@@ -19,7 +19,7 @@ struct Call;
 namespace host {
 
 constexpr size_t stack_bytes = 64 * 1024; // reserved; touched pages are what it costs
-constexpr u32 shared_words = 64;
+constexpr u32 shared_objects = 64;
 
 struct Group;
 struct Running;
@@ -49,7 +49,7 @@ struct Group {
     u32 live;                     ///< threads that have not returned
     std::vector<Fiber*> runnable; ///< invariant: runnable.size() + at_barrier.size() == live
     std::vector<Fiber*> at_barrier;
-    u64 shared[shared_words];
+    std::vector<u64> shared[shared_objects]; ///< one per LAB_SHARED, made by its first user
 };
 
 /// A launch whose blocks have not all ended.
@@ -204,9 +204,12 @@ inline void block_barrier() {
     to_scheduler();
 }
 
-inline void* shared_word(u32 id) {
-    if (id >= shared_words) abort();
-    return &running->group->shared[id];
+/// A block's own object of a LAB_SHARED; it starts with rubbish.
+inline void* shared_object(u32 id, size_t bytes) {
+    if (id >= shared_objects) abort();
+    std::vector<u64>& held = running->group->shared[id];
+    if (held.empty()) held.assign((bytes + 7) / 8, 0xcdcdcdcdcdcdcdcdull);
+    return held.data();
 }
 
 } // namespace host

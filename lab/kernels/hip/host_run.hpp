@@ -64,7 +64,6 @@ inline void start_launch(Stream& stream) {
         auto group = std::make_unique<Group>();
         group->launch = running.get(), group->lets_successor_start = false;
         group->rank = call.rank, group->block = b, group->live = group->threads = call.threads;
-        memset(group->shared, 0xcd, sizeof group->shared); // shared memory starts with rubbish
         for (u32 t = 0; t < call.threads; ++t) {
             auto fiber = std::make_unique<Fiber>();
             fiber->stack = take_stack();
@@ -92,6 +91,14 @@ inline Group* pick_group() {
             for (auto& group : launch->groups)
                 if (!group->runnable.empty() && random_u32() % ++seen == 0) chosen = group.get();
     return chosen;
+}
+
+/// A store under way arrives in the end, also while its thread stands at a barrier and others wait for a
+/// peer.
+inline void deliver_at_barrier(Group& group) {
+    if (group.at_barrier.empty()) return;
+    Fiber& fiber = *group.at_barrier[random_u32() % group.at_barrier.size()];
+    if (!fiber.pending.empty()) deliver(fiber, random_u32() % fiber.pending.size());
 }
 
 } // namespace lab::host
@@ -143,6 +150,7 @@ lab_host_run(const lab::host::Launch* launches, u64 count, const lab::host::Opti
             group = pick_group();
             scheduler.burst = 1u << random_u32() % 12;
         }
+        if (group != nullptr && random_u32() % 8 == 0) deliver_at_barrier(*group);
         if (scheduler.diverged) {
             outcome = diverged;
             break;

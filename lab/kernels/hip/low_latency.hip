@@ -1,73 +1,18 @@
 // Low-latency all-reduce: the data is its own flag. One phase, no fence, no flag, no meeting of blocks.
 // Link traffic per rank: (world_size - 1) * N bytes out.
-//
-// Between calls every word of a packet slot is `sentinel` (a NaN of all three element types). A pushed word
-// is never the sentinel, so a word that differs has arrived: each word is checked, and no width of store
-// needs to be indivisible beyond 32 bits. The reader puts the sentinel back; the writer comes again two calls
-// later (see staging.hpp), behind that store.
-#include "reduce.hpp"
-#include "signal.hpp"
+#include "packets.hpp"
 #include "trace.hpp"
 
 namespace lab {
 
-constexpr u32 sentinel = 0xffffffffu;
-constexpr u32 other_nan = 0x7fff7fffu; // what an input word equal to the sentinel is sent as
-
-LAB_DEVICE bool arrived(const Vec16& v) {
-    return v.word[0] != sentinel && v.word[1] != sentinel && v.word[2] != sentinel && v.word[3] != sentinel;
-}
-
-/// A vector of the input as it is sent. A NaN stays one, and which NaN does not show in a sum.
-LAB_DEVICE Vec16 packet_of(Vec16 v) {
-#pragma unroll
-    for (u32 w = 0; w < 4; ++w) v.word[w] = v.word[w] == sentinel ? other_nan : v.word[w];
-    return v;
-}
-
-/// My packet v to every peer.
-LAB_DEVICE void push(const Call& call, const Turn& turn, u32 v, const Vec16& packet) {
-#pragma unroll
-    for (u32 k = 1; k < world_size; ++k)
-        store_bypass(packet_slot(call, k, turn.parity, call.rank), v, packet);
-}
-
-/// Take every peer's packet v from my slots, sum, store, give the slots back. False when a peer is lost.
+/// Take every peer's packet v from my slots, sum, store. False when a peer is lost.
 template <typename T, Rounding R, typename Shape>
-LAB_DEVICE bool receive_and_sum(const Call& arguments, const Turn& turn, u32 v, const Vec16& mine) {
-    const Call& call = loaded_anew(arguments);
-    const Slots slots = slots_in_rank_order(call, packet_slot(call, 0, turn.parity, 0), call.packets_stride);
-    Gathered all;
-    all.mine = mine;
-
-    // A round polls all peers at once, so that the loads are in flight together.
-    const auto ready = [&] {
-        bool here = true;
-        loads_begin<world_size - 1>();
-#pragma unroll
-        for (u32 j = 0; j < world_size - 1; ++j)
-            all.others[j] = load_polled_bypass(slots.base, slots.of[j], v);
-#pragma unroll
-        for (u32 j = 0; j < world_size - 1; ++j) here &= arrived(all.others[j]);
-        return here;
-    };
-    const auto missing = [&] {
-        const Call& again = loaded_anew(call);
-#pragma unroll 1
-        for (u32 j = 0; j < world_size - 1; ++j) {
-            const u32 s = other_rank(again, j);
-            const Vec16* slot = packet_slot(again, 0, turn.parity, s);
-            if (!arrived(load_polled_bypass(slot, 0, v))) return Missing{s, sentinel};
-        }
-        return Missing{again.rank, sentinel};
-    };
-    if (!wait_bounded(call, turn, Algorithm::low_latency, Phase::packet, ready, missing)) return false;
-
-    const Vec16 empty = {{sentinel, sentinel, sentinel, sentinel}};
-#pragma unroll
-    for (u32 j = 0; j < world_size - 1; ++j) store_bypass(slots.base, slots.of[j] + v, empty);
+LAB_DEVICE bool receive_and_sum(const Call& call, const Turn& turn, u32 v, const Vec16& mine) {
+    Gathered all[1];
+    all[0].mine = mine;
+    if (!receive(call, turn, Algorithm::low_latency, {v, 0, 1}, all)) return false;
     store_vector<T, Shape>(call.output, whole_message(call), v,
-                           sum_in_rank_order<T, R>(call, all, u64(v) * per_vector<T>, turn.epoch));
+                           sum_in_rank_order<T, R>(call, all[0], u64(v) * per_vector<T>, turn.epoch));
     return true;
 }
 

@@ -25,32 +25,54 @@ LAB_DEVICE u32 term(const Call& call, const Gathered& all, u32 s, u32 w) {
     return s == call.rank ? all.mine.word[w] : s < call.rank ? below : above;
 }
 
+/// A vector's elements in fp32.
+template <typename T>
+struct Values {
+    float at[per_vector<T>];
+};
+
 /// The sum runs over ranks 0..world_size-1 in fp32 on every rank and in every algorithm, so the bits depend
-/// on neither. `place` is the first element's place in the message: it and the epoch name the random bits of
-/// a stochastic rounding.
-template <typename T, Rounding R>
-LAB_DEVICE Vec16 sum_in_rank_order(const Call& call, const Gathered& all, u64 place, u64 epoch) {
+/// on neither.
+template <typename T>
+LAB_DEVICE Values<T> fp32_sum_in_rank_order(const Call& call, const Gathered& all) {
     Vec16 terms[world_size];
 #pragma unroll
     for (u32 s = 0; s < world_size; ++s)
 #pragma unroll
         for (u32 w = 0; w < 4; ++w) terms[s].word[w] = term(call, all, s, w);
+    Values<T> sums;
+#pragma unroll
+    for (u32 i = 0; i < per_vector<T>; ++i) {
+        sums.at[i] = T::widen(element<T>(terms[0], i));
+#pragma unroll
+        for (u32 s = 1; s < world_size; ++s) sums.at[i] += T::widen(element<T>(terms[s], i));
+    }
+    return sums;
+}
+
+/// `place` is the first element's place in the message: it, the epoch and the seed name the random bits of a
+/// stochastic rounding.
+template <typename T, Rounding R>
+LAB_DEVICE Vec16 rounded(const Values<T>& values, u64 place, u64 epoch, u32 seed) {
     Vec16 result = {};
 #pragma unroll
     for (u32 w = 0; w < 4; ++w) {
-        float sums[per_word<T>];
+        float of_word[per_word<T>];
         u32 random[per_word<T>] = {};
 #pragma unroll
         for (u32 j = 0; j < per_word<T>; ++j) {
             const u32 i = w * per_word<T> + j;
-            sums[j] = T::widen(element<T>(terms[0], i));
-#pragma unroll
-            for (u32 s = 1; s < world_size; ++s) sums[j] += T::widen(element<T>(terms[s], i));
-            if (R == Rounding::SR) random[j] = random_bits(u32(place) + i, u32(epoch), call.rounding_seed);
+            of_word[j] = values.at[i];
+            if (R == Rounding::SR) random[j] = random_bits(u32(place) + i, u32(epoch), seed);
         }
-        result.word[w] = T::template narrow<R>(sums, random); // the only rounding of the call
+        result.word[w] = T::template narrow<R>(of_word, random);
     }
     return result;
+}
+
+template <typename T, Rounding R>
+LAB_DEVICE Vec16 sum_in_rank_order(const Call& call, const Gathered& all, u64 place, u64 epoch) {
+    return rounded<T, R>(fp32_sum_in_rank_order<T>(call, all), place, epoch, call.rounding_seed);
 }
 
 } // namespace lab

@@ -4,8 +4,19 @@
 
 namespace lab {
 
-enum class Algorithm : u32 { one_shot, two_shot, low_latency, seed_two_shot, reduce_scatter, all_gather };
-enum class Phase : u32 { scatter, gather, packet, own_grid };
+enum class Algorithm : u32 {
+    one_shot,
+    two_shot,
+    low_latency,
+    seed_two_shot,
+    reduce_scatter,
+    all_gather,
+    pull,
+    pull_two_stage,
+    add_rmsnorm,
+    add_rmsnorm_two_stage
+};
+enum class Phase : u32 { scatter, gather, packet, own_grid, enter, leave };
 enum class Kind : u64 { none, late, lost };
 
 /// This block's view of the call it takes part in.
@@ -114,12 +125,15 @@ struct LostByRow {
     u32 row[2];
 };
 
-/// Block b of this rank meets block b of every peer: what the block pushed before is visible to them after,
-/// and the other way round. False when a peer is lost, in all threads of the block.
-LAB_DEVICE bool exchange_release_acquire(const Call& call, const Turn& turn, Algorithm algorithm,
-                                         Phase phase) {
+/// What a block makes visible when it meets its peers, and whether it will read what they made visible.
+enum class Publishes { drained, everything };
+enum class Reads { what_peers_published, nothing };
+
+/// Block b of this rank meets block b of every peer. False when a peer is lost, in all threads of the block.
+template <Publishes P, Reads A>
+LAB_DEVICE bool meet(const Call& call, const Turn& turn, Algorithm algorithm, Phase phase) {
     LAB_SHARED(LostByRow, lost);
-    const u32 row = phase == Phase::gather ? 1 : 0;
+    const u32 row = phase == Phase::gather || phase == Phase::leave ? 1 : 0;
     const u32 k = thread_index();
     const bool meets = k > 0 && k < world_size;
     // Looked up in front of the barrier: its wait is long enough for that.
@@ -128,17 +142,30 @@ LAB_DEVICE bool exchange_release_acquire(const Call& call, const Turn& turn, Alg
     block_barrier_draining();      // every wave's payload is out before any thread below publishes it
     if (meets) {
         const u32 peer = peer_after(call, k);
-        store_drained_system(theirs, turn.epoch); // pairs with load_polled_system of the peer's same block
+        // Pairs with load_polled_system of the peer's same block.
+        if (P == Publishes::everything)
+            store_release_system(theirs, turn.epoch);
+        else
+            store_drained_system(theirs, turn.epoch);
         const u64* mine = flag_word(call, 0, row, block_index(), peer);
-        // Pairs with store_drained_system of the peer's same block. Flags only grow; 64 bits do not wrap.
+        // Pairs with the store above of the peer's same block. Flags only grow; 64 bits do not wrap.
         const auto arrived = [&] { return load_polled_system(mine) >= turn.epoch; };
         const auto missing = [&] { return Missing{peer, load_relaxed_system(mine)}; };
         if (!wait_bounded(call, turn, algorithm, phase, arrived, missing)) lost.row[row] = 1;
-        acquire_polled_system(); // by the wave that polled; the barrier passes the order on
+        if (A == Reads::nothing) reads_nothing();
+        if (A != Reads::nothing) {
+            acquire_polled_system(); // by the wave that polled; the barrier passes the order on
+        }
     }
     block_barrier();
-    acquire_behind_barrier();
+    if (A != Reads::nothing) acquire_behind_barrier();
     return lost.row[row] == 0;
+}
+
+/// What the block pushed before is visible to its peers after, and the other way round.
+LAB_DEVICE bool exchange_release_acquire(const Call& call, const Turn& turn, Algorithm algorithm,
+                                         Phase phase) {
+    return meet<Publishes::drained, Reads::what_peers_published>(call, turn, algorithm, phase);
 }
 
 } // namespace lab

@@ -41,6 +41,16 @@ struct TraceEvent {
     u64 what; ///< epoch << 32 | block << 16 | algorithm << 8 | event
 };
 
+/// What add_rmsnorm does besides the all-reduce. Tensors have the call's element type.
+struct Norm {
+    const void* residual; ///< [tokens][hidden], the same on every rank
+    void* residual_out;   ///< may be `residual`; otherwise disjoint from all others
+    const void* weight;   ///< [hidden]
+    u32 hidden;           ///< elements of a row, at most 16384; Call::count is a multiple of it
+    u32 points;           ///< where it rounds, and Gemma's weights: Point in norm.hpp
+    float eps;
+};
+
 /// Kernel argument, by value. Identical on all ranks but for rank, the pointers and nothing else.
 struct Call {
     /// Workspaces as this rank maps them, in the order of peer_after: [0] is its own. No rank is an index at
@@ -58,6 +68,10 @@ struct Call {
     u32 rank, blocks, threads, trace_events;
     u32 rounding_seed;
     u32 lets_at_once; ///< when the successor in the stream may be placed: see begin_call
+    /// [world_size] in rank order: every rank's input as this rank maps it. In device memory, so that a
+    /// captured launch finds there what was registered after the capture. Read by the pull kernels alone.
+    const void* const* registered;
+    Norm norm; ///< read by add_rmsnorm alone
 };
 
 /// The k-th peer after this rank, k = 1..world_size-1: ranks start on different links. k = 0 is this rank.

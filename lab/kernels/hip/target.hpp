@@ -15,11 +15,13 @@
 //   acquire_behind_barrier()                     that acquire in the waves that polled nothing
 //   load_bypass() store_bypass()                 16 bytes of payload past the caches
 //   load_polled_bypass()                         the same, where the data is its own flag
+//   load_peer_bypass() load_peer_cached()        16 bytes of a tensor of a peer: past the caches, or not
 //   load_unaligned() store_unaligned()           16 bytes of a tensor, aligned to an element or better
 //   compare_exchange_device() add_release_device() on a word of this GPU
-//   loads_begin() loads_end()                    marks in the machine code for isa.py; no instruction
-//   wall_clock() pause()                         ticks of a clock that does not stop; a poll's rest
-//   polls_of_a_short_wait                        first polls, in a loop of their own
+//   loads_begin() loads_end() reads_nothing()    marks in the machine code for isa.py; no instruction
+//   product() square_root()                      rounded to nearest; a product is no half of a fused
+//   multiply-add wall_clock() pause()                         ticks of a clock that does not stop; a poll's
+//   rest polls_of_a_short_wait                        first polls, in a loop of their own
 //
 // What *_bypass is given first, a base pointer and for a load the slot's place behind it in vectors, is the
 // same in every thread of the block; the index is the thread's own.

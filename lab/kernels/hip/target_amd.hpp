@@ -133,6 +133,8 @@ LAB_DEVICE void loads_begin() {
     LAB_ISA_COUNT("loads", loads);
 }
 LAB_DEVICE void loads_end() { LAB_ISA_MARK("loads end"); }
+/// No peer's data is read behind the meeting that this stands in, so that it need not acquire.
+LAB_DEVICE void reads_nothing() { LAB_ISA_MARK("reads nothing"); }
 
 using Quad = u32 __attribute__((ext_vector_type(4)));
 
@@ -180,6 +182,32 @@ LAB_DEVICE Vec16 load_polled_bypass(const Vec16* base, u32 slot, u32 index) {
 
 #endif
 
+// A peer's tensor is read once, so that no cache should keep a line of it: scope and hint of the access say
+// so. That is no order: what makes the peer's stores visible is the meeting in front of it.
+#if defined(__GFX12__)
+constexpr int single_use = 3 << 3 | 1; // SCOPE_SYS, TH_LOAD_NT
+#elif defined(__gfx942__) || defined(__gfx950__)
+constexpr int single_use = 1 | 2 | 16; // sc0 nt sc1
+#elif defined(__GFX10__) || defined(__GFX11__)
+constexpr int single_use = 1 | 2 | 4; // glc slc dlc
+#else
+constexpr int single_use = 1 | 2; // glc slc
+#endif
+#if defined(__GFX9__)
+constexpr u32 peer_buffer_word = 0x00027000;
+#elif defined(__GFX10__)
+constexpr u32 peer_buffer_word = 0x31014000;
+#else
+constexpr u32 peer_buffer_word = 0x31004000;
+#endif
+LAB_DEVICE Vec16 load_peer_bypass(const Vec16* tensor, u32 index) {
+    const auto buffer =
+        __builtin_amdgcn_make_buffer_rsrc(const_cast<Vec16*>(tensor), 0, -1, peer_buffer_word);
+    const Quad q = __builtin_amdgcn_raw_buffer_load_b128(buffer, index * 16, 0, single_use);
+    return Vec16{{q.x, q.y, q.z, q.w}};
+}
+LAB_DEVICE Vec16 load_peer_cached(const Vec16* tensor, u32 index) { return tensor[index]; }
+
 /// One access, at any alignment: amdhsa runs with unaligned access mode on. The type says what is certain.
 using QuadOfElements = u32 __attribute__((ext_vector_type(4), aligned(2)));
 LAB_DEVICE Vec16 load_unaligned(const void* where) {
@@ -218,6 +246,8 @@ constexpr u32 polls_of_a_short_wait = 0;
 
 LAB_DEVICE float float_of(u32 bits) { return __builtin_bit_cast(float, bits); }
 LAB_DEVICE u32 bits_of(float value) { return __builtin_bit_cast(u32, value); }
+LAB_DEVICE float product(float a, float b) { return a * b; } // -ffp-contract=off
+LAB_DEVICE float square_root(float value) { return __builtin_sqrtf(value); }
 LAB_DEVICE float half_to_float(u16 bits) { return float(__builtin_bit_cast(_Float16, bits)); }
 LAB_DEVICE u16 float_to_half_rne(float value) { return __builtin_bit_cast(u16, _Float16(value)); }
 

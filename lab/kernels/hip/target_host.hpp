@@ -7,7 +7,8 @@
 
 #define LAB_DEVICE inline
 #define LAB_KERNEL extern "C" __attribute__((visibility("default"))) void
-#define LAB_SHARED(type, name) type& name = *static_cast<type*>(lab::host::shared_word(__COUNTER__))
+#define LAB_SHARED(type, name)                                                                               \
+    type& name = *static_cast<type*>(lab::host::shared_object(__COUNTER__, sizeof(type)))
 
 namespace lab {
 
@@ -17,6 +18,7 @@ LAB_DEVICE u32 block_index() { return host::running->group->block; }
 template <u32 loads>
 LAB_DEVICE void loads_begin() {}
 LAB_DEVICE void loads_end() {}
+LAB_DEVICE void reads_nothing() {}
 LAB_DEVICE u32 uniform(u32 value) { return value; }
 template <typename Args>
 LAB_DEVICE const Args& loaded_anew(const Args& arguments) {
@@ -63,6 +65,9 @@ LAB_DEVICE Vec16 load_polled_bypass(const Vec16* base, u32 slot, u32 index) {
     return load_bypass(base, slot, index);
 }
 
+LAB_DEVICE Vec16 load_peer_bypass(const Vec16* tensor, u32 index) { return load_bypass(tensor, 0, index); }
+LAB_DEVICE Vec16 load_peer_cached(const Vec16* tensor, u32 index) { return load_bypass(tensor, 0, index); }
+
 /// A tensor is no payload: launches are ordered by the stream, so nobody sees the bytes arrive one by one.
 LAB_DEVICE Vec16 load_unaligned(const void* where) {
     Vec16 v;
@@ -91,6 +96,8 @@ constexpr u32 polls_of_a_short_wait = 2;
 
 LAB_DEVICE float float_of(u32 bits) { return __builtin_bit_cast(float, bits); }
 LAB_DEVICE u32 bits_of(float value) { return __builtin_bit_cast(u32, value); }
+LAB_DEVICE float product(float a, float b) { return a * b; }
+LAB_DEVICE float square_root(float value) { return __builtin_sqrtf(value); }
 LAB_DEVICE float half_to_float(u16 bits) { return float(__builtin_bit_cast(_Float16, bits)); }
 LAB_DEVICE u16 float_to_half_rne(float value) { return __builtin_bit_cast(u16, _Float16(value)); }
 

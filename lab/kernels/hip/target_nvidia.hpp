@@ -15,6 +15,7 @@ LAB_DEVICE u32 block_index() { return blockIdx.x; }
 template <u32 loads>
 LAB_DEVICE void loads_begin() {}
 LAB_DEVICE void loads_end() {}
+LAB_DEVICE void reads_nothing() {}
 LAB_DEVICE u32 uniform(u32 value) { return value; }
 template <typename Args>
 LAB_DEVICE const Args& loaded_anew(const Args& arguments) {
@@ -80,6 +81,17 @@ LAB_DEVICE void store_bypass(Vec16* base, u32 index, const Vec16& v) {
 }
 LAB_DEVICE Vec16 load_polled_bypass(const Vec16* base, u32 slot, u32 index) {
     return load_bypass(base, slot, index);
+}
+
+// Weak or relaxed, and never .nc: another GPU's kernels write there between two calls. Past the near cache,
+// or through it; the L2 of an NVIDIA GPU holds what lies in its own memory.
+LAB_DEVICE Vec16 load_peer_bypass(const Vec16* tensor, u32 index) { return load_bypass(tensor, 0, index); }
+LAB_DEVICE Vec16 load_peer_cached(const Vec16* tensor, u32 index) {
+    Vec16 v;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+                 : "l"(tensor + index));
+    return v;
 }
 
 // Where a tensor starts within 16 bytes is the same for all threads of a launch, so the branches are uniform.
@@ -156,6 +168,8 @@ constexpr u32 polls_of_a_short_wait = 64;
 
 LAB_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 LAB_DEVICE u32 bits_of(float value) { return __float_as_uint(value); }
+LAB_DEVICE float product(float a, float b) { return __fmul_rn(a, b); }
+LAB_DEVICE float square_root(float value) { return __fsqrt_rn(value); }
 LAB_DEVICE float half_to_float(u16 bits) {
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));

@@ -5,10 +5,13 @@ import pytest
 
 from lab.compare import align, compare
 from lab.errors import LabError
-from lab.kernels.build import build
+from lab.kernels.build import FUSED, KERNELS, PULL, build
 from lab.kernels.host import HostRanks
+from lab.kernels.norm_reference import Points
 from lab.kernels.stamps import EVENTS, MEETINGS, PHASES, STAMP, trace_of
 from lab.kernels.tests.scenario import PARTED, layout, make, make_parts
+from lab.kernels.tests.test_add_rmsnorm import fused
+from lab.kernels.tests.test_pull import WRITER, model
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +28,7 @@ def played(ranks, algorithm, calls=3, max_blocks=2):
     return scenario, ranks.trace()
 
 
-@pytest.mark.parametrize("algorithm", PHASES)
+@pytest.mark.parametrize("algorithm", KERNELS)
 def test_every_block_of_every_call_has_the_phases_of_its_kernel(ranks, algorithm):
     scenario, trace = played(ranks, algorithm)
     assert trace.phases == tuple(phase for _, phase in PHASES[algorithm])
@@ -40,12 +43,26 @@ def test_every_block_of_every_call_has_the_phases_of_its_kernel(ranks, algorithm
                 assert np.array_equal(own["begin"][1:], own["end"][:-1]) and own["begin"][0] >= 0
 
 
-@pytest.mark.parametrize("algorithm", PHASES)
+@pytest.mark.parametrize("algorithm", KERNELS)
 def test_the_meetings_hold_and_bound_the_clocks(ranks, algorithm):
     _, trace = played(ranks, algorithm, calls=20, max_blocks=1)  # a block of low_latency without a vector meets nobody
     found = align(trace.shifted({1: 1e6}), MEETINGS[algorithm])
     assert abs(found.offsets[1] + 1e6) <= found.uncertainty[1]
     assert compare(trace, found.trace).table.loc[PHASES[algorithm][0][1], "ratio"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("algorithm", [*PULL, *FUSED])
+def test_so_have_the_kernels_that_need_more_than_an_input(algorithm):
+    ranks = HostRanks(layout(2), kernels=[algorithm, WRITER], trace=True)
+    if algorithm in PULL:
+        calls = [made for made in model(1, 2, 2, [algorithm]).launches if made.algorithm == algorithm]
+    else:
+        shapes = {"tokens": 8, "hidden": 64, "points": Points(), "threads": 32}
+        calls = [fused(np.random.default_rng(0), 2, algorithm, **shapes).call for _ in range(3)]
+    assert ranks.run(calls, seed=1).outcome == "finished"
+    trace = ranks.trace()
+    assert trace.phases == tuple(phase for _, phase in PHASES[algorithm])
+    assert align(trace.shifted({1: 1e6}), MEETINGS[algorithm]).offsets[1] == pytest.approx(-1e6, abs=1e5)
 
 
 def test_stamps_that_do_not_belong_together_are_refused(ranks):

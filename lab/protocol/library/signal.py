@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lab.protocol.language.record import Verbs
-from lab.protocol.library.staging import LOST, mine, owned
+from lab.protocol.library.staging import LOST, ROW, mine, owned
+from lab.protocol.program import Order
 from lab.protocol.write import ACQUIRE, DEVICE, RELAXED, RELEASE, SYSTEM, WAVE, Block, Expr, Reg
 
 SECONDS = 10.0  # timeout and grace of a communicator
@@ -72,21 +73,31 @@ def write_record(b: Block, thread: Verbs, turn: Turn, algorithm: int, phase: int
         thread.store(mine(b).record[0], LOST, RELEASE, SYSTEM)
 
 
-def exchange_release_acquire(b: Block, turn: Turn, algorithm: int, row: int) -> Expr:
-    """Block b of this rank meets block b of every peer; not zero, in all threads, when a peer is lost."""
+def meet(b: Block, turn: Turn, algorithm: int, phase: int, publish: Order, reads: bool) -> Expr:
+    """Block b of this rank meets block b of every peer; not zero, in all threads, when a peer is lost.
+
+    `publish`: the order of the flag. `reads`: the block reads afterwards what its peers have published.
+    """
+    row = ROW[phase]
     lost, peer = b.leader.let(0, "lost"), b.leader.let(b.rank, "peer")
 
     def lose() -> None:
-        write_record(b, b.leader, turn, algorithm, row, peer)
+        write_record(b, b.leader, turn, algorithm, phase, peer)
         b.leader.assign(lost, 1)
 
     b.barrier()  # drains; here a barrier makes the releases below cover every wave, as a drained one does there
     for j in b.peers:
-        b.leader.store(owned(b, j).flags[row, b.block, b.rank], turn.epoch, RELEASE, SYSTEM)
+        b.leader.store(owned(b, j).flags[row, b.block, b.rank], turn.epoch, publish, SYSTEM)
     with b.leader.rescue(lose) as late:
         for j in b.peers:
             b.leader.assign(peer, j)
             flag = mine(b).flags[row, b.block, j]
             b.leader.wait(flag, ">=", turn.epoch, RELAXED, SYSTEM, seconds=SECONDS, on_timeout=late)
-    b.leader.fence(ACQUIRE, SYSTEM)
+    if reads:
+        b.leader.fence(ACQUIRE, SYSTEM)
     return b.share(lost)
+
+
+def exchange_release_acquire(b: Block, turn: Turn, algorithm: int, phase: int) -> Expr:
+    """What the block pushed before is visible to its peers after, and the other way round."""
+    return meet(b, turn, algorithm, phase, publish=RELEASE, reads=True)

@@ -17,9 +17,20 @@ from lab.protocol.language.owned import Owned
 from lab.protocol.write import CACHED, HOST_MAPPED, UNCACHED, AbortWords, Block, Declare, Expr
 
 VECTOR_BYTES = 16
-SCATTER, GATHER, PACKET = range(3)  # phases of the abort record; the first two are the rows of the flags as well
-PHASES = ("scatter", "gather", "packet")
-ALGORITHMS = ("one_shot", "two_shot", "low_latency", "reduce_scatter", "all_gather")
+SCATTER, GATHER, PACKET, ENTER, LEAVE = range(5)  # phases of the abort record
+PHASES = ("scatter", "gather", "packet", "enter", "leave")
+ROW = {SCATTER: 0, ENTER: 0, GATHER: 1, LEAVE: 1}  # of the flags: that of a call's first meeting, and of its second
+ALGORITHMS = (
+    "one_shot",
+    "two_shot",
+    "low_latency",
+    "reduce_scatter",
+    "all_gather",
+    "pull",
+    "pull_two_stage",
+    "add_rmsnorm",
+    "add_rmsnorm_two_stage",
+)
 LOST = 2  # kind of a record
 EMPTY, FULL = 0, 1  # stamps of a packet: its words are the sentinel, or none of them is
 
