@@ -128,7 +128,7 @@ def find_repairs(
     except KeyboardInterrupt:
         search.repairs.stopped = INTERRUPTED
     search.repairs.seconds = time.perf_counter() - search.started
-    search.repairs.found.sort(key=lambda repair: (repair.parts, repair.cost))
+    search.repairs.found.sort(key=lambda repair: (bool(repair.not_at), repair.parts, repair.cost))
     return search.repairs
 
 
@@ -230,21 +230,15 @@ class _Search:
             self.repairs.stopped = "the time was up"
 
     def _settle(self, doubts: list[Doubt]) -> None:
-        """Judge the repairs at trials that may not count: where one of them holds, those that do not are none."""
+        """Judge the repairs at trials that may not count; where one of them holds, those that do not are said."""
         for doubt in doubts:
             at = len(self.trials)
             self.trials.append(doubt.trial)
-            found = list(zip(self._made, self.repairs.found, strict=True))
-            held = [(node, repair, seen) for node, repair in found if (seen := self._holds(node, at)) is not None]
-            if held:
-                self._made = [node for node, _, _ in held]
+            seen = [self._holds(node, at) for node in self._made]
+            if any(seen):
+                here = said(doubt.trial.config)
                 self.repairs.found = [
-                    replace(
-                        repair,
-                        judged_at=tuple(dict.fromkeys((*repair.judged_at, said(doubt.trial.config)))),
-                        models=tuple(name for name in repair.models if name in seen.judgement.models),
-                    )
-                    for _, repair, seen in held
+                    _settled(repair, held, here) for repair, held in zip(self.repairs.found, seen, strict=True)
                 ]
             elif not any(doubt.what in line for line in self.repairs.left_out):
                 self.repairs.left_out.append(str(doubt))
@@ -512,6 +506,14 @@ class _Search:
                 covered=weakest.covered,
             )
         )
+
+
+def _settled(repair: Repair, held: _Seen | None, here: str) -> Repair:
+    """A repair that was judged at one more configuration, where it held or did not."""
+    if held is None:
+        return replace(repair, not_at=tuple(dict.fromkeys((*repair.not_at, here))))
+    models = tuple(name for name in repair.models if name in held.judgement.models)
+    return replace(repair, judged_at=tuple(dict.fromkeys((*repair.judged_at, here))), models=models)
 
 
 def _passes_values_on(program: Program, region: str) -> bool:

@@ -14,6 +14,8 @@ def repair_lines(number: int, repair: Repair) -> Iterator[str]:
     """One repair: what it does, then what it changes in the text."""
     yield f"  {number}. {repair.what}"
     yield from (f"       {line}" for line in repair.diff.splitlines())
+    if repair.not_at:
+        yield f"       NOT RIGHT at {'; '.join(repair.not_at)}, where another of these is"
 
 
 def all_repair_lines(verdict: Verdict) -> Iterator[str]:
@@ -21,7 +23,7 @@ def all_repair_lines(verdict: Verdict) -> Iterator[str]:
     if not verdict.repairs_tried:
         return
     shown = list(enumerate(verdict.repairs[:_REPAIRS_SHOWN], 1))
-    for parts, same in groupby(shown, key=lambda pair: pair[1].parts):
+    for (parts, _), same in groupby(shown, key=lambda pair: (pair[1].parts, bool(pair[1].not_at))):
         alternatives = list(same)
         everything = "all of it" if len(verdict.races) > 1 else "it"
         yield f"\n{_closes(parts, len(alternatives))} {everything}; applied and checked anew:"

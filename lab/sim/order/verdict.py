@@ -152,6 +152,8 @@ class Repair:
         judged_at: The configurations at which it was judged, and proved right.
         models: The memory models under which it was; under the others it was explored.
         covered: What that rests on.
+        not_at: Configurations at which it is not right, though another repair is: there the text as it is has more
+            defects than were to be closed.
     """
 
     kind: str
@@ -165,6 +167,7 @@ class Repair:
     judged_at: tuple[str, ...]
     models: tuple[str, ...]
     covered: str
+    not_at: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
