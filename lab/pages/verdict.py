@@ -207,7 +207,7 @@ def _findings(verdict: Verdict, protocol: Protocol, config: Config) -> Iterator[
             of_hang(explainer, ()),
             f"An execution that ends so: {_described(schedule.config)}",
             lines["hang"],
-            tuple(_stuck_marks(execution)),
+            tuple(_stuck_marks(execution, "H")),
         )
     gave_up = lines.get("abort", verdict.schedule)
     if gave_up is not None and (verdict.abort or verdict.gave_up):
@@ -223,7 +223,7 @@ def _findings(verdict: Verdict, protocol: Protocol, config: Config) -> Iterator[
             of_timeouts(Explainer(execution)) if stuck is None else of_hang(Explainer(stuck), ()),
             f"{early if stuck is None else moment}: {_described(schedule.config)}",
             gave_up,
-            () if stuck is None else tuple(_stuck_marks(stuck)),
+            () if stuck is None else tuple(_stuck_marks(stuck, "A")),
         )
 
 
@@ -293,13 +293,13 @@ def _unexplained(explainer: Explainer, verdict: Verdict) -> Fault | None:
     return None
 
 
-def _stuck_marks(execution: Execution) -> Iterator[Mark]:
-    """The lines at which agents stand that cannot move, in a kernel's own text."""
+def _stuck_marks(execution: Execution, finding: str) -> Iterator[Mark]:
+    """The lines at which agents stand that cannot move, in a kernel's own text, marked with a finding's name."""
     tables = execution.tables
     for agent in tables.program.agents:
         row = int(execution.state.pc[agent.id])
         if agent.kind != "host" and int(tables.agent_start[agent.id]) < row < int(tables.agent_end[agent.id]):
-            yield Mark(str(tables.op(row).site), "H")
+            yield Mark(str(tables.op(row).site), finding)
 
 
 def _harmless(race: Race, protocol: Protocol, config: Config) -> tuple[Scene, Config] | None:

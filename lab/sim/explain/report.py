@@ -72,14 +72,12 @@ def summary(verdict: Verdict) -> Iterator[str]:
 
 
 def _told(verdict: Verdict) -> Iterator[str]:
-    """Which races were seen to do something, and which not."""
-    seen = [
-        effect.race for effect in verdict.effects if effect.schedule or effect.wrong or effect.hangs or effect.aborts
-    ]
+    """Which races make a value wrong in a witness of their own."""
+    seen = [effect.race for effect in verdict.effects if effect.schedule]
     if len(seen) == len(verdict.races):
-        yield "each shows" if len(seen) > 1 else "it shows"
+        yield "each makes a value wrong" if len(seen) > 1 else "it makes a value wrong"
     elif seen:
-        yield f"{_numbers(seen)} show{'s' if len(seen) == 1 else ''}"
+        yield f"{_numbers(seen)} make{'s' if len(seen) == 1 else ''} a value wrong"
 
 
 def _closed(verdict: Verdict) -> str:
