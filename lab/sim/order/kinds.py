@@ -97,11 +97,22 @@ def in_order(execution: Execution, a: int, b: int, kinds: tuple[int, int]) -> tu
     positions = execution.tables.ops[rows, t.POSITION].tolist()
     sites = [execution.tables.op(int(row)).site for row in rows]
     if (kinds[0] == WRITE) != (kinds[1] == WRITE):
-        if positions[0] != positions[1] and _runs(one, sites[1]) and _runs(two, sites[0]):
-            return (a, b) if positions[0] < positions[1] else (b, a)
+        # An operation's number means nothing to another agent, whose text may be longer; its line does.
+        places = _places(one, sites) if _runs(two, sites[0]) and _runs(two, sites[1]) else None
+        if places is not None and sites[0] == sites[1]:
+            places = positions
+        if places is not None and places[0] != places[1]:
+            return (a, b) if places[0] < places[1] else (b, a)
         return (a, b) if kinds[0] == WRITE else (b, a)
     lines = [site.line for site in sites]
     return (a, b) if (lines[0], positions[0], one.id) <= (lines[1], positions[1], two.id) else (b, a)
+
+
+def _places(agent: Agent, sites: list[Site]) -> list[int] | None:
+    """Where an agent of a kernel first runs each of some lines; None: not all of them."""
+    if not all(_runs(agent, site) for site in sites):
+        return None
+    return [next(place for place, op in enumerate(agent.ops) if op.site == site) for site in sites]
 
 
 def _runs(agent: Agent, site: Site) -> bool:
