@@ -21,7 +21,7 @@ def test_adding_the_example_kernel(tmp_path, cache, monkeypatch):
     (source,) = [block for block in blocks("cpp") if "LAB_EXPORT" in block]
     (tmp_path / "hip" / "root.hip").write_text(source)
     signal = tmp_path / "hip" / "signal.hpp"
-    edited = re.sub(r"(enum class Algorithm : u32 \{.*?) \}", r"\1, root }", signal.read_text())
+    edited = re.sub(r"(enum class Algorithm : u32 \{.*?),?\s*\}", r"\1, root }", signal.read_text(), flags=re.S)
     assert edited != signal.read_text()
     signal.write_text(edited)
     monkeypatch.setattr(staging, "ALGORITHMS", (*staging.ALGORITHMS, "root"))

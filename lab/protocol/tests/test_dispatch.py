@@ -383,6 +383,6 @@ def test_the_command_takes_the_limit_and_repeats_the_schedule(capsys):
         and ", 1 at once," in shown
         and "GPU 0: its only slot is held by rank 0 block 0, call 1" in shown
     )
-    line = next(line for line in shown.splitlines() if line.startswith("lab replay")).split("'")[1]
+    line = next(line for line in shown.splitlines() if "lab replay '" in line).split("'")[1]
     assert cli.main(["replay", line]) in (0, 1)
     assert "\nhang; " in capsys.readouterr().out
