@@ -292,6 +292,6 @@ def test_ctrl_c_keeps_what_was_found(tmp_path):
         assert "Traceback" not in err
         if out:
             break
-    assert out.startswith("seed_two_shot: WRONG") and "race 2 of 2" in out
+    assert out.startswith("seed_two_shot: WRONG") and "finding 2 of 2" in out
     assert "lab replay 'seed_two_shot?" in out and "stopped early: Ctrl-C" in out
     assert err.count("lab: ") == 1 and "what was found until then is above" in err
